@@ -1,5 +1,7 @@
 """The frontend's config: its address, and the limits on requests."""
 
+import re
+import secrets
 from functools import cache
 from typing import Self
 
@@ -7,12 +9,20 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    SecretStr,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from tandem.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+
+_PAGE_KEY = re.compile(r"[A-Za-z0-9._~-]{16,256}")
+
+
+def new_page_key() -> SecretStr:
+    """Return a random key for the live page."""
+    return SecretStr(secrets.token_urlsafe(24))
 
 
 @cache
@@ -142,6 +152,12 @@ class FrontendConfig(BaseModel):
         description="most open pages of `/ui` at one time; above it 429 with Retry-After; 0 turns "
         "the page off",
     )
+    page_key: SecretStr | None = Field(
+        None,
+        description="key that opens `/ui` where there are no API keys, 16 to 256 of A-Z a-z 0-9 . "
+        "_ ~ -; null: a random one, in the link that `tandem serve` prints, or else in the "
+        "frontend's log",
+    )
     tokenizer_threads: int = Field(
         2, ge=1, description="threads that tokenize long prompts beside the event loop"
     )
@@ -164,6 +180,29 @@ class FrontendConfig(BaseModel):
     def format_of(self, formats: str, model: str) -> str | None:
         """Return the format that `tool_formats` or `reasoning_formats` names for a model."""
         return model_formats(formats).get(model) if formats else None
+
+    @field_validator("page_key")
+    @classmethod
+    def _page_key_fits_a_link(cls, key: SecretStr | None) -> SecretStr | None:
+        if key is not None and not _PAGE_KEY.fullmatch(key.get_secret_value()):
+            raise ValueError("a key of the page has 16 to 256 of A-Z a-z 0-9 . _ ~ -")
+        return key
+
+    @property
+    def asks_for_keys(self) -> bool:
+        """True where requests need an API key."""
+        return bool(self.api_keys or self.api_keys_file)
+
+    @property
+    def needs_page_key(self) -> bool:
+        """True where only a key that is still to be drawn can open the live page."""
+        return bool(self.max_pages) and self.page_key is None and not self.asks_for_keys
+
+    def page_url(self, base: str) -> str:
+        """Return the link of the live page at a server's URL, with the key that opens it."""
+        if self.page_key is None or self.asks_for_keys:
+            return f"{base}/ui"
+        return f"{base}/ui#key={self.page_key.get_secret_value()}"
 
     @property
     def scheme(self) -> str:

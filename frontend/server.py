@@ -13,7 +13,7 @@ from tandem.frontend.app import App, RequestHandler
 from tandem.frontend.catalog.catalog import Catalog
 from tandem.frontend.catalog.scrape_targets import ScrapeTargets
 from tandem.frontend.catalog.worker_events import WorkerEvents
-from tandem.frontend.config import FrontendConfig
+from tandem.frontend.config import FrontendConfig, new_page_key
 from tandem.frontend.deps import FrontendDeps
 from tandem.frontend.http.protocol import limited_protocol
 from tandem.frontend.metrics import FrontendMetrics
@@ -49,6 +49,10 @@ class FrontendServer:
         parse_live: ParseLive | None = None,
     ) -> None:
         namespace = node.config.namespace
+        self._shows_link = frontend.needs_page_key
+        if self._shows_link:
+            frontend = frontend.model_copy(update={"page_key": new_page_key()})
+        self._config = frontend
         self.instance_id = node.instance_id
         self.address = ""  # host:port, once listening
         self._node = node
@@ -79,7 +83,7 @@ class FrontendServer:
         self.collector = Collector(
             node, self.catalog, self.metrics, self.recent, frontend.max_pages
         )
-        pages = Pages(node, self.catalog, self.collector, parse_live, has_keys=access is not None)
+        pages = Pages(node, self.catalog, self.collector, parse_live)
         self.handler = RequestHandler(deps)
         app = App(self.handler, self.catalog, self.metrics, self._targets, access, pages)
         self._http = HttpServer(
@@ -93,7 +97,6 @@ class FrontendServer:
             tls_cert_file=frontend.tls_cert_file,
             tls_key_file=frontend.tls_key_file,
         )
-        self._scheme = frontend.scheme
         tls_files = [file for file in (frontend.tls_cert_file, frontend.tls_key_file) if file]
         self._watched = [WatchedFiles(tls_files, self._http.reload_certificate)]
         if access is not None:
@@ -105,16 +108,18 @@ class FrontendServer:
         self._http.bind()
         advertised = self._node.config.advertise_host
         self.address = host_port(advertised, self._http.port) if advertised else self._http.address
-        url = f"{self._scheme}://{self.address}"
+        url = f"{self._config.scheme}://{self.address}"
         await self.catalog.start()
         await self._targets.start()
         await self._worker_events.start()
         self._http.serve()
         for watched in self._watched:
             watched.start()
-        address = url if self._scheme == "https" else self.address
+        address = url if self._config.scheme == "https" else self.address
         await register_instance(self._node, self._node.instance(self._endpoint, address))
         logger.info("frontend %s listens on %s", self.instance_id, url)
+        if self._shows_link:  # of its own key; another one is known to who gave it
+            logger.info("live page: %s", self._config.page_url(url))
 
     async def drain(self) -> None:
         """Leave discovery, refuse new requests, wait for those under way."""

@@ -1,4 +1,4 @@
-"""The check of API keys. Without a key in the configuration there is none."""
+"""The check of keys: API keys for everything, or where there are none, a key for the live page."""
 
 import hmac
 import logging
@@ -13,9 +13,15 @@ from tandem.frontend.ui.files import PAGE_PATHS
 logger = logging.getLogger(__name__)
 
 _MAX_KEY_BYTES = 512
+_NO_API_KEY = "an API key is required, as `Authorization: Bearer KEY` or `x-api-key: KEY`"
+_NO_PAGE_KEY = (
+    "the live page needs its key: open it by the link that `tandem serve` printed, or the "
+    "frontend's log has, or configure API keys"
+)
 _BEARER = b"bearer "
 _SCOPES: dict[str, Scope] = {"/metrics": "metrics", "/metrics/targets": "metrics"}
 _PAGE = "/ui/"  # and all below it, but for the files
+_PAGE_KEY_NAME = "page-key"
 # for probes, which have no key, and for a browser before it has one
 _OPEN_PATHS = frozenset({"/live", "/health"}) | PAGE_PATHS
 
@@ -26,6 +32,7 @@ class Access:
     def __init__(self, config: FrontendConfig) -> None:
         """Read the keys. Raises ConfigError naming the list at fault."""
         self._config = config
+        self._is_for_page = not config.asks_for_keys
         self._clients: dict[bytes, Client] = {}  # by the key's hash
         self.reload()
 
@@ -39,18 +46,17 @@ class Access:
 
         Raises ConfigError naming the list at fault, and changes nothing then.
         """
-        keys = read_keys(self._config.api_keys, self._config.api_keys_file)
+        keys = _page_keys(self._config) if self._is_for_page else _api_keys(self._config)
         self._clients = {key.digest: self._client(key) for key in keys}
-        logger.info("%d API keys", len(keys))
 
     def client(self, headers: Mapping[bytes, bytes], path: str) -> Client | None:
         """Return the client of a request; None for a path that is open to all.
 
         Raises UnauthorizedError without a valid key, ForbiddenError without the path's scope.
         """
-        if path in _OPEN_PATHS:
+        if path in _OPEN_PATHS or (self._is_for_page and not path.startswith(_PAGE)):
             return None
-        client = self._holder(_key_in(headers))
+        client = self._holder(headers)
         scope = "operator" if path.startswith(_PAGE) else _SCOPES.get(path)
         if scope is not None and scope not in client.key.scopes:
             raise ForbiddenError(
@@ -58,12 +64,16 @@ class Access:
             )
         return client
 
-    def _holder(self, key: bytes) -> Client:
+    def _holder(self, headers: Mapping[bytes, bytes]) -> Client:
         """Return the holder of a key. The time of a look-up by hash tells nothing of a key."""
+        key = _key_in(headers)
+        if not key:
+            raise UnauthorizedError(_NO_PAGE_KEY if self._is_for_page else _NO_API_KEY)
         digest = digest_of(key)
         client = self._clients.get(digest)
         if client is None or not hmac.compare_digest(client.key.digest, digest):
-            raise UnauthorizedError("the API key is not valid")
+            kind = "key of the live page" if self._is_for_page else "API key"
+            raise UnauthorizedError(f"the {kind} is not valid")
         return client
 
     def _client(self, key: ApiKey) -> Client:
@@ -71,20 +81,27 @@ class Access:
         return present if present is not None and present.key == key else Client(key)
 
 
+def _api_keys(config: FrontendConfig) -> list[ApiKey]:
+    keys = read_keys(config.api_keys, config.api_keys_file)
+    logger.info("%d API keys", len(keys))
+    return keys
+
+
+def _page_keys(config: FrontendConfig) -> list[ApiKey]:
+    if config.page_key is None:
+        return []
+    digest = digest_of(config.page_key.get_secret_value().encode())
+    return [ApiKey(_PAGE_KEY_NAME, digest, scopes=frozenset({"operator"}))]
+
+
 def _key_in(headers: Mapping[bytes, bytes]) -> bytes:
+    """Return the key of a request; as much of it as tells that it is too long."""
     given = headers.get(b"authorization", b"")
     is_bearer = given[: len(_BEARER)].lower() == _BEARER
     key = given[len(_BEARER) :] if is_bearer else headers.get(b"x-api-key", b"")
-    key = key.strip()
-    if not key:
-        raise UnauthorizedError(
-            "an API key is required, as `Authorization: Bearer KEY` or `x-api-key: KEY`"
-        )
-    if len(key) > _MAX_KEY_BYTES:
-        raise UnauthorizedError("the API key is not valid")
-    return key
+    return key.strip()[: _MAX_KEY_BYTES + 1]
 
 
 def new_access(config: FrontendConfig) -> Access | None:
-    """Return the check of keys; None where the configuration lists no key and no file."""
-    return Access(config) if config.api_keys or config.api_keys_file else None
+    """Return the check of keys; None where everything is open, as there is no page either."""
+    return Access(config) if config.asks_for_keys or config.max_pages else None

@@ -10,9 +10,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 from unittest.mock import Mock
 
+import httpx
 import msgspec
 import pytest
-from starlette.requests import Request
+from pydantic import ValidationError
 from starlette.types import Message
 
 from tandem.frontend.config import FrontendConfig
@@ -20,13 +21,19 @@ from tandem.frontend.http.exchange import CONNECTION
 from tandem.frontend.ui import collector, pages
 from tandem.frontend.ui import state as state_module
 from tandem.frontend.ui.files import PAGE_PATHS
-from tandem.frontend.ui.pages import is_local
 from tandem.runtime.discovery import config_key
 from tandem.runtime.errors import ModelError
 from tandem.runtime.progress_report import ProgressReport, progress_prefix
 from tests.frontend.access.test_access import bearer, entry
 from tests.frontend.frontend_stack import MODEL, Stack
-from tests.frontend.ui.page_stack import HANDOFF, StatusWorker, hand_off, page_stack
+from tests.frontend.ui.page_stack import (
+    HANDOFF,
+    KEY,
+    StatusWorker,
+    hand_off,
+    page_config,
+    page_stack,
+)
 from tests.services import eventually
 
 PACE = "test_pages_share_one_collector_that_rests_without_them_and_has_its_pace"
@@ -84,48 +91,71 @@ async def test_the_files_of_the_page_come_with_a_strict_policy_and_no_inline_cod
     assert (await page.http.get("/ui/../config.py")).status_code == 404
 
 
-STRANGERS = [
-    {"host": "[::1"},  # no address at all
-    {"host": "tandem.example.org"},  # a name of a stranger's that leads here
-    {"x-forwarded-for": "203.0.113.7"},  # through a proxy on this machine
-    {"origin": "https://evil.example.org"},  # a page of a stranger's in the browser
-]
-
-
-@pytest.mark.parametrize("headers", STRANGERS, ids=str)
-async def test_without_keys_a_stranger_sees_and_changes_nothing(
-    page: Stack, headers: dict[str, str]
-) -> None:
-    worker = page.worker.instance_id
-    for method, path in [
-        ("GET", "/ui"), ("GET", "/ui/states"), ("PUT", "/ui/config/disagg.policy?value=threshold"),
-        ("DELETE", "/ui/config/disagg.policy"), ("PUT", f"/ui/role/{worker}?role=prefill"),
-    ]:  # fmt: skip
-        refused = await page.http.request(method, path, headers=headers)
-        assert refused.status_code == 403, path
-        assert "this machine alone" in refused.json()["error"]["message"]
-    assert config_key("tandem", "disagg.policy") not in page.store.items
-
-
-async def test_without_keys_an_address_beyond_loopback_is_a_stranger() -> None:
-    """The check of the address itself: a test cannot connect from another machine."""
-    for host, port_of in (("203.0.113.7", "127.0.0.1"), ("127.0.0.1", "127.0.0.1")):
-        scope = {
-            "type": "http", "method": "GET", "path": "/ui", "query_string": b"", "scheme": "http",
-            "headers": [(b"host", port_of.encode())], "client": (host, 1), "server": (host, 80),
-        }  # fmt: skip
-        assert is_local(Request(scope)) == (host == "127.0.0.1")
-
-
 def guarded() -> list[tuple[str, str]]:
     """Method and path of everything of the page but its files."""
-    routes = pages.Pages(Mock(), Mock(), Mock(max_pages=1), None, has_keys=True).routes()
+    routes = pages.Pages(Mock(), Mock(), Mock(max_pages=1), None).routes()
     return [
         (method, re.sub(r"{\w+}", "x", route.path))
         for route in routes
         for method in sorted(route.methods or ())
         if route.path not in PAGE_PATHS and method != "HEAD"
     ]
+
+
+STRANGERS = [
+    {},
+    {"authorization": "Bearer another-key-of-a-page"},
+    {"authorization": "Basic eA=="},
+    {"x-api-key": KEY[:-1]},
+    {"cookie": f"key={KEY}"},
+    {"host": "127.0.0.1:8000"},  # as a proxy sends by default
+    {"x-forwarded-for": "203.0.113.7"},
+]
+
+
+async def test_without_api_keys_only_the_key_of_the_page_opens_it(page: Stack) -> None:
+    async with httpx.AsyncClient(base_url=page.url, timeout=60, verify=False) as other:
+        for path in PAGE_PATHS:
+            assert (await other.get(path)).status_code == 200
+        for method, path in guarded():
+            for headers in STRANGERS:
+                refused = await other.request(method, path, headers=headers)
+                assert refused.status_code == 401, (path, headers)
+                assert "live page" in refused.json()["error"]["message"]
+            opened = {"authorization": f"Bearer {KEY}"}
+            async with other.stream(method, path, headers=opened) as response:
+                assert response.status_code not in (401, 403), path
+        assert not page.store.items.keys() & {config_key("tandem", "disagg.policy")}
+        assert (await other.get("/v1/models")).status_code == 200
+
+
+async def test_images_of_another_page_take_no_place_of_the_page() -> None:
+    async with page_stack(config=page_config(max_pages=2)) as stack:
+        for _ in range(4):
+            image = {"authorization": "", "sec-fetch-site": "cross-site", "accept": "image/png"}
+            assert (await stack.http.get("/ui/states", headers=image)).status_code == 401
+        assert (await anext_state(stack))["workers"]
+
+
+async def test_a_frontend_that_draws_its_key_shows_the_link_once_and_no_other_does(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with Stack() as stack:
+        (link,) = re.findall(r"live page: (\S+)", caplog.text)
+        base, _, key = link.partition("/ui#key=")
+        assert base == stack.url
+        async with states(stack, authorization=f"Bearer {key}") as found:
+            assert await anext(found)
+    caplog.clear()
+    async with page_stack(), page_stack(config=FrontendConfig(port=0, api_keys=entry("alice"))):
+        assert "live page" not in caplog.text and KEY not in caplog.text
+
+
+@pytest.mark.parametrize("key", ["short", "a key of the page", "x" * 257, "key/of/the/page#1"])
+def test_a_key_of_the_page_fits_a_link(key: str) -> None:
+    with pytest.raises(ValidationError, match="16 to 256"):
+        page_config().model_validate({"page_key": key})
 
 
 async def test_with_keys_the_page_opens_and_all_else_needs_an_operators() -> None:
@@ -268,7 +298,7 @@ async def anext_state(stack: Stack) -> dict[str, Any]:
 
 
 async def test_the_number_of_pages_is_bounded_and_a_page_that_leaves_makes_room() -> None:
-    async with page_stack(config=FrontendConfig(port=0, max_pages=1)) as stack:
+    async with page_stack(config=page_config(max_pages=1)) as stack:
         async with states(stack) as found:
             await anext(found)
             refused = await stack.http.get("/ui/states")
@@ -277,7 +307,7 @@ async def test_the_number_of_pages_is_bounded_and_a_page_that_leaves_makes_room(
             assert refused.headers["retry-after"]
         await eventually(lambda: not stack.server.recent.is_open)
         assert (await anext_state(stack))["workers"]
-    async with page_stack(config=FrontendConfig(port=0, max_pages=0)) as stack:
+    async with page_stack(config=page_config(max_pages=0)) as stack:
         for path in ("/ui", "/ui/app.js", "/ui/states"):
             assert (await stack.http.get(path)).status_code == 404
         value = "/ui/config/disagg.policy?value=threshold"
