@@ -57,7 +57,7 @@ class App:
         catalog: Catalog,
         metrics: FrontendMetrics,
         targets: ScrapeTargets,
-        access: Access | None,
+        access: Access,
         ui: Pages,
     ) -> None:
         self._handler = handler
@@ -72,8 +72,7 @@ class App:
         api = self._handler.apis.get(path) if scope["type"] == "http" else None
         exchange = Exchange(scope, receive, send, OpenAIErrors() if api is None else api.errors)
         try:
-            if self._access is not None:
-                exchange.client = self._access.client(exchange.headers, path)
+            exchange.client = self._access.client(scope["method"], path, exchange.headers)
             if api is None and exchange.client is not None:
                 if scope["method"] not in _READING:
                     exchange.client.admit()  # as a request with a body, which is admitted later
@@ -90,7 +89,7 @@ class App:
             await exchange.respond_error(MethodError(f"{path} takes POST only"), headers)
 
     async def _refuse(self, exchange: Exchange, path: str, error: TandemError) -> None:
-        """Answer a request that its key does not allow, whose body is not read."""
+        """Answer a request that may not be made, whose body is not read."""
         self._metrics.refusals.add(str(error.status))
         logger.debug("%s: %s", path, error)
         await exchange.respond_error(error, exchange.id_headers(new_id()))

@@ -17,12 +17,19 @@ from pydantic import (
 
 from tandem.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 
+ANY = "*"  # in a list of hosts or origins
+_HOST = re.compile(r"[a-z0-9._-]+|\*")
 _PAGE_KEY = re.compile(r"[A-Za-z0-9._~-]{16,256}")
 
 
 def new_page_key() -> SecretStr:
     """Return a random key for the live page."""
     return SecretStr(secrets.token_urlsafe(24))
+
+
+def listed(text: str) -> frozenset[str]:
+    """Return the entries of a list with commas."""
+    return frozenset(entry.strip() for entry in text.split(",") if entry.strip())
 
 
 @cache
@@ -50,6 +57,12 @@ class FrontendConfig(BaseModel):
     )
     api_keys_file: str | None = Field(
         None, description="file with more of them, one per line; read again after a change"
+    )
+    allowed_hosts: str = Field(
+        "",
+        description="names of this frontend that requests may have in `Host`, commas between "
+        "several, beside addresses and `localhost`; `*` is every name. Empty: no other name on a "
+        "loopback address without API keys, else every name",
     )
     cors_origins: str = Field(
         "",
@@ -180,6 +193,14 @@ class FrontendConfig(BaseModel):
     def format_of(self, formats: str, model: str) -> str | None:
         """Return the format that `tool_formats` or `reasoning_formats` names for a model."""
         return model_formats(formats).get(model) if formats else None
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _hosts_are_names(cls, text: str) -> str:
+        for name in listed(text.lower()):
+            if not _HOST.fullmatch(name):
+                raise ValueError(f"{name!r} is not a name, without scheme and port, or `*`")
+        return text.lower()
 
     @field_validator("page_key")
     @classmethod

@@ -188,7 +188,7 @@ class FrontendMetrics:
         )
 
         self.refusals = self._counter(
-            "refused_keys", "Requests whose API key does not allow them.", "status"
+            "refused_keys", "Requests that their key, host or origin may not make.", "status"
         )
         self.key_requests = self._counter(
             "key_requests", "Requests answered, by API key.", "key", "status"

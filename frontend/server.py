@@ -7,13 +7,13 @@ from contextlib import AsyncExitStack
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from tandem.frontend.access.access import new_access
+from tandem.frontend.access.access import Access
 from tandem.frontend.access.limits import LIMIT_HEADERS
 from tandem.frontend.app import App, RequestHandler
 from tandem.frontend.catalog.catalog import Catalog
 from tandem.frontend.catalog.scrape_targets import ScrapeTargets
 from tandem.frontend.catalog.worker_events import WorkerEvents
-from tandem.frontend.config import FrontendConfig, new_page_key
+from tandem.frontend.config import FrontendConfig, listed, new_page_key
 from tandem.frontend.deps import FrontendDeps
 from tandem.frontend.http.protocol import limited_protocol
 from tandem.frontend.metrics import FrontendMetrics
@@ -67,7 +67,7 @@ class FrontendServer:
         self._worker_events = WorkerEvents(node.events, self.catalog, node.client, self.router)
         if frontend.tls_cert_file is not None and frontend.tls_key_file is not None:
             check_pair(frontend.tls_cert_file, frontend.tls_key_file, "frontend")
-        access = new_access(frontend)
+        access = Access(frontend)
         self.recent = Recent()
         self._trace = TraceFile(node.config.trace_file, "frontend", node.instance_id)
         deps = FrontendDeps(
@@ -98,9 +98,10 @@ class FrontendServer:
             tls_key_file=frontend.tls_key_file,
         )
         tls_files = [file for file in (frontend.tls_cert_file, frontend.tls_key_file) if file]
-        self._watched = [WatchedFiles(tls_files, self._http.reload_certificate)]
-        if access is not None:
-            self._watched.append(WatchedFiles(access.files, access.reload))
+        self._watched = [
+            WatchedFiles(tls_files, self._http.reload_certificate),
+            WatchedFiles(access.files, access.reload),
+        ]
 
     async def start(self) -> None:
         """Listen, then register. Raise ConfigError when the port is taken."""
@@ -143,7 +144,7 @@ class FrontendServer:
 
 def _with_cors(app: ASGIApp, origins: str) -> ASGIApp:
     """Return `app` open to web pages of these origins, which commas separate."""
-    allowed = [origin.strip() for origin in origins.split(",") if origin.strip()]
+    allowed = sorted(listed(origins))
     if not allowed:
         return app
     return CORSMiddleware(

@@ -1,9 +1,13 @@
-"""The check of keys: API keys for everything, or where there are none, a key for the live page."""
+"""Who may make a request: a holder of an API key, or where there are none, no stranger's web page.
+
+The live page has a key of its own then.
+"""
 
 import hmac
 import logging
 from collections.abc import Mapping
 
+from tandem.frontend.access.browsers import new_guard
 from tandem.frontend.access.keys import ApiKey, Scope, digest_of, read_keys
 from tandem.frontend.access.limits import Client
 from tandem.frontend.config import FrontendConfig
@@ -27,11 +31,12 @@ _OPEN_PATHS = frozenset({"/live", "/health"}) | PAGE_PATHS
 
 
 class Access:
-    """The keys that are valid now, and a client for each."""
+    """The keys that are valid now with a client for each, and the check of web pages."""
 
     def __init__(self, config: FrontendConfig) -> None:
         """Read the keys. Raises ConfigError naming the list at fault."""
         self._config = config
+        self._guard = new_guard(config)
         self._is_for_page = not config.asks_for_keys
         self._clients: dict[bytes, Client] = {}  # by the key's hash
         self.reload()
@@ -49,12 +54,17 @@ class Access:
         keys = _page_keys(self._config) if self._is_for_page else _api_keys(self._config)
         self._clients = {key.digest: self._client(key) for key in keys}
 
-    def client(self, headers: Mapping[bytes, bytes], path: str) -> Client | None:
+    def client(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> Client | None:
         """Return the client of a request; None for a path that is open to all.
 
-        Raises UnauthorizedError without a valid key, ForbiddenError without the path's scope.
+        Raises UnauthorizedError without a valid key, ForbiddenError without the path's scope or
+        for a stranger's page.
         """
-        if path in _OPEN_PATHS or (self._is_for_page and not path.startswith(_PAGE)):
+        if self._guard is not None:
+            self._guard.check(method, headers)
+        if path in _OPEN_PATHS or (
+            self._is_for_page and not (self._clients and path.startswith(_PAGE))
+        ):
             return None
         client = self._holder(headers)
         scope = "operator" if path.startswith(_PAGE) else _SCOPES.get(path)
@@ -100,8 +110,3 @@ def _key_in(headers: Mapping[bytes, bytes]) -> bytes:
     is_bearer = given[: len(_BEARER)].lower() == _BEARER
     key = given[len(_BEARER) :] if is_bearer else headers.get(b"x-api-key", b"")
     return key.strip()[: _MAX_KEY_BYTES + 1]
-
-
-def new_access(config: FrontendConfig) -> Access | None:
-    """Return the check of keys; None where everything is open, as there is no page either."""
-    return Access(config) if config.asks_for_keys or config.max_pages else None
