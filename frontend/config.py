@@ -101,7 +101,10 @@ class FrontendConfig(BaseModel):
         description="largest head of a request, its line and headers (bytes); above it 431",
     )
     head_timeout_s: float = Field(
-        10.0, gt=0, description="longest time for a request's head to arrive (s); after it 408"
+        10.0,
+        gt=0,
+        description="longest time for a request's head to arrive, and for the first one of a "
+        "connection to begin (s); after it 408, or the end of the connection",
     )
     max_n: int = Field(16, ge=1, description="largest `n` of a request")
     max_sequences: int = Field(
@@ -157,7 +160,9 @@ class FrontendConfig(BaseModel):
     exclude_s: float = Field(
         2.0, ge=0, description="time without new requests for a worker that failed (s)"
     )
-    keep_alive_s: int = Field(75, ge=1, description="time an idle HTTP connection is kept (s)")
+    keep_alive_s: int = Field(
+        75, ge=1, description="time an HTTP connection is kept between two requests (s)"
+    )
     max_pages: int = Field(
         16,
         ge=0,

@@ -3,7 +3,8 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -82,10 +83,30 @@ async def test_half_a_head_is_a_408(start: bytes) -> None:
         assert status_of(await answer_to(stack, start)) == 408
 
 
-async def test_a_connection_without_a_request_is_closed() -> None:
-    async with Stack(config=FrontendConfig(port=0, keep_alive_s=1)) as stack:
-        for data in (b"", b"\r\n"):
-            assert await answer_to(stack, data) == b""
+@pytest.mark.parametrize("fields", [{"head_timeout_s": 0.3}, {"keep_alive_s": 1}], ids=str)
+async def test_a_connection_that_asks_for_nothing_is_closed(fields: dict[str, Any]) -> None:
+    """At the time of the first head, or between requests, whatever empty lines it sends."""
+    is_first = "head_timeout_s" in fields
+    async with Stack(config=FrontendConfig(port=0, **fields)) as stack:
+        for pause_s in (None, 0.05):
+            async with connected(stack) as (reader, writer):
+                if not is_first:
+                    writer.write(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                    await reader.readuntil(b'{"status":"live"}')
+                answer = asyncio.create_task(reader.read())
+                while pause_s is not None and not answer.done():
+                    writer.write(b"\r\n")
+                    await asyncio.wait([answer], timeout=pause_s)
+                with suppress(ConnectionResetError):  # an empty line that came after the end
+                    assert await answer == b""
+
+
+@pytest.mark.parametrize("line", ["GET /live", "GET /live HTTP/0.9", "GET /live HTTP/2.0"])
+async def test_other_versions_of_http_are_refused(stack: Stack, line: str) -> None:
+    answer = await answer_to(stack, f"{line}\r\nhost: localhost\r\n\r\n".encode())
+    assert status_of(answer) == 400 and b"connection: close" in answer
+    answer = await answer_to(stack, f"{line}\r\n\r\n".encode())
+    assert status_of(answer) == 400 and b"live" not in answer
 
 
 async def test_an_answer_that_takes_longer_than_a_head_may_goes_on() -> None:
