@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from starlette.types import Message, Receive, Scope, Send
 
 from tandem.frontend.access.access import Access
+from tandem.frontend.access.limits import Charge
 from tandem.frontend.anthropic.api import CountTokensApi, MessagesApi
 from tandem.frontend.api import Api, Call
 from tandem.frontend.bodies.open_bodies import BodyShare, OpenBodies
@@ -28,7 +29,7 @@ from tandem.frontend.openai.errors import (
 from tandem.frontend.openai.requests import ChatRequest, CompletionRequest
 from tandem.frontend.openai.tokenize import DetokenizeApi, TokenizeApi
 from tandem.frontend.operations import Operations
-from tandem.frontend.request_log import AnswerSummary, RequestRecord, log_request
+from tandem.frontend.request_log import NO_TOKENS, AnswerSummary, RequestRecord, log_request
 from tandem.frontend.responses.api import ResponsesApi
 from tandem.frontend.responses.store import ResponseStore
 from tandem.frontend.trace import begin_span, end_span
@@ -42,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 _TRACE_HEADERS = {b"traceparent": "traceparent", b"tracestate": "tracestate"}
 _MAX_TRACE_CHARACTERS = 512
+_FIRST_SERVER_ERROR = 500  # of the statuses
 _READING = ("GET", "HEAD")  # methods that no limit counts
 
 
@@ -154,8 +156,8 @@ class RequestHandler:
             summary = log_request(record, self._deps.metrics)
             if span is not None:
                 end_span(span, record, summary, self._deps.trace)
-            if client is not None:
-                client.settle(call.num_reserved, _num_used(summary))
+            if call.charge is not None:
+                _end_charge(call.charge, record, summary)
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, wait for the present ones, then cancel those that are left."""
@@ -224,11 +226,15 @@ def _with_request_id(scope: Scope, send: Send) -> Send:
     return send_with_id
 
 
-def _num_used(summary: AnswerSummary | None) -> int:
-    """Return the tokens that a client pays for: all of an answer that has begun."""
-    if summary is None or summary.tokens is None or not summary.first_s:
-        return 0
-    return summary.tokens.num_prompt + summary.tokens.num_generated
+def _end_charge(charge: Charge, record: RequestRecord, summary: AnswerSummary | None) -> None:
+    """Charge for an answer. Only a failure of ours before the first token gives all back.
+
+    A caller who leaves has had the prompt computed, perhaps for nobody.
+    """
+    has_begun = summary is not None and summary.first_s > 0
+    tokens = NO_TOKENS if summary is None or summary.tokens is None else summary.tokens
+    is_our_failure = record.status >= _FIRST_SERVER_ERROR and not record.is_gone
+    charge.end(tokens.num_generated, is_returned=is_our_failure and not has_begun)
 
 
 def _trace(exchange: Exchange) -> dict[str, str]:

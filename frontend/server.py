@@ -67,7 +67,7 @@ class FrontendServer:
         self._worker_events = WorkerEvents(node.events, self.catalog, node.client, self.router)
         if frontend.tls_cert_file is not None and frontend.tls_key_file is not None:
             check_pair(frontend.tls_cert_file, frontend.tls_key_file, "frontend")
-        access = Access(frontend)
+        self.access = Access(frontend)
         self.recent = Recent()
         self._trace = TraceFile(node.config.trace_file, "frontend", node.instance_id)
         deps = FrontendDeps(
@@ -85,7 +85,7 @@ class FrontendServer:
         )
         pages = Pages(node, self.catalog, self.collector, parse_live)
         self.handler = RequestHandler(deps)
-        app = App(self.handler, self.catalog, self.metrics, self._targets, access, pages)
+        app = App(self.handler, self.catalog, self.metrics, self._targets, self.access, pages)
         self._http = HttpServer(
             _with_cors(app, frontend.cors_origins),
             frontend.host,
@@ -100,7 +100,7 @@ class FrontendServer:
         tls_files = [file for file in (frontend.tls_cert_file, frontend.tls_key_file) if file]
         self._watched = [
             WatchedFiles(tls_files, self._http.reload_certificate),
-            WatchedFiles(access.files, access.reload),
+            WatchedFiles(self.access.files, self.access.reload),
         ]
 
     async def start(self) -> None:
