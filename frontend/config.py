@@ -117,8 +117,8 @@ class FrontendConfig(BaseModel):
     max_stored_responses: int = Field(
         1024,
         ge=0,
-        description="most responses that are kept for `previous_response_id`, those used last; 0 "
-        "keeps none",
+        description="most responses that are kept for `previous_response_id`, those used last; "
+        "where room is short, the API key with most of it loses its own; 0 keeps none",
     )
     max_stored_response_bytes: int = Field(
         64 * 1024 * 1024, ge=0, description="most memory of these responses (bytes)"
