@@ -134,13 +134,13 @@ class FrontendConfig(BaseModel):
         "never. A model's own limit takes precedence",
     )
     migration_wait_s: float = Field(
-        10.0,
+        30.0,
         ge=0,
         description="time an answer that has begun waits for a worker to register or to answer "
         "again when none is left to resume it (s); then it ends with an error",
     )
     return_wait_s: float = Field(
-        10.0,
+        30.0,
         ge=0,
         description="time after the loss of a model's last worker in which its new requests wait "
         "for a worker to register or to answer again (s); after it 503 with Retry-After",
@@ -155,7 +155,8 @@ class FrontendConfig(BaseModel):
         60.0,
         ge=0,
         description="time a model without a worker is still known (s): its requests get 503 with "
-        "Retry-After; after it, 404",
+        "Retry-After; after it, 404. So do all requests of a frontend that has just started, until "
+        "it knows a worker",
     )
     exclude_s: float = Field(
         2.0, ge=0, description="time without new requests for a worker that failed (s)"
