@@ -8,9 +8,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from tandem.frontend.access.access import Access
 from tandem.frontend.access.limits import Charge
+from tandem.frontend.access.room import Room
 from tandem.frontend.anthropic.api import CountTokensApi, MessagesApi
 from tandem.frontend.api import Api, Call
-from tandem.frontend.bodies.open_bodies import BodyShare, OpenBodies
+from tandem.frontend.bodies.open_bodies import BodyShare
 from tandem.frontend.catalog.catalog import Catalog
 from tandem.frontend.catalog.scrape_targets import ScrapeTargets
 from tandem.frontend.deps import FrontendDeps
@@ -116,9 +117,9 @@ class RequestHandler:
             "/v1/messages": MessagesApi(generations),
             "/v1/messages/count_tokens": CountTokensApi(generations),
         }
-        self._bodies = OpenBodies(deps.config.max_open_body_bytes)
+        self._bodies = Room(config.max_open_body_bytes, config.max_body_bytes)
+        self._answering = Room(config.max_inflight_requests)  # requests whose body has been read
         self._contexts: set[RequestContext] = set()
-        self._num_answering = 0  # requests whose body has been read
         self._idle = asyncio.Event()
         self._idle.set()
         self.is_draining = False
@@ -178,14 +179,14 @@ class RequestHandler:
         if exchange.client is not None:
             exchange.client.admit()
         config = self._deps.config
-        share = BodyShare(self._bodies)
+        share = BodyShare(self._bodies, call.owner)
         try:
             raw = await exchange.read_body(config.max_body_bytes, config.body_timeout_s, share)
-            if self._num_answering >= config.max_inflight_requests:
+            if not self._answering.take(1, call.owner):
                 raise TooManyRequestsError(
-                    f"the frontend answers {config.max_inflight_requests} requests, and no more"
+                    f"the frontend answers up to {self._answering.limit} requests at one time, and "
+                    "of those of one API key a share"
                 )
-            self._num_answering += 1
             try:
                 work = await api.prepare(raw, call)
                 del raw  # not needed for as long as the answer takes
@@ -193,7 +194,7 @@ class RequestHandler:
                 exchange.cancel_when_gone(call.context)
                 await work
             finally:
-                self._num_answering -= 1
+                self._answering.give_back(1, call.owner)
         finally:
             share.give_back()
 

@@ -87,13 +87,14 @@ class FrontendConfig(BaseModel):
         64 * 1024 * 1024,
         ge=1024,
         description="most bytes of request bodies at one time (bytes), of each body those beyond "
-        "its first 16 KiB, until it is tokenized; above it 429 with Retry-After",
+        "its first 16 KiB, until it is tokenized; above it 429 with Retry-After. One API key has "
+        "at most as much as it leaves, or one body",
     )
     max_inflight_requests: int = Field(
         4096,
         ge=1,
         description="most requests that are answered at one time, those that wait for a worker "
-        "included; above it 429 with Retry-After",
+        "included; above it 429 with Retry-After. One API key has at most as many as it leaves",
     )
     max_head_bytes: int = Field(
         64 * 1024,

@@ -147,7 +147,7 @@ async def test_tokens_are_reserved_while_an_answer_runs_and_settled_after_it() -
         assert len(stack.worker.requests) == 1
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        await eventually(lambda: stack.server.handler._num_answering == 0)
+        await eventually(lambda: stack.server.handler._answering.num_taken == 0)
         stack.worker.script = answer_with("Hi")
         answered = await ask(max_tokens=20)
         used = answered.json()["usage"]["total_tokens"]
@@ -285,3 +285,22 @@ async def test_a_file_of_keys_is_read_again_after_a_change(
         assert await status("bob") == 200
         file.write_text(entry("bob"))
         await becomes("alice", 401)
+
+
+async def test_one_key_leaves_others_room_for_their_requests() -> None:
+    async with keyed(entry("alice"), entry("bob"), max_inflight_requests=4) as stack:
+        stack.worker.script = one_token_then_wait
+        path = "/v1/chat/completions"
+        running = [
+            asyncio.create_task(stack.http.post(path, json=BODY, headers=bearer("alice")))
+            for _ in range(2)
+        ]
+        await eventually(lambda: len(stack.worker.requests) == 2)
+        refused = await stack.http.post(path, json=BODY, headers=bearer("alice"))
+        assert refused.status_code == 429 and refused.json()["error"]["code"] == "too_many_requests"
+        stack.worker.script = None
+        assert (await stack.http.post(path, json=BODY, headers=bearer("bob"))).status_code == 200
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await eventually(lambda: stack.server.handler._answering.num_taken == 0)

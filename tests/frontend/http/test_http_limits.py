@@ -10,7 +10,8 @@ from unittest.mock import Mock
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from tandem.frontend.bodies.open_bodies import BodyShare, OpenBodies
+from tandem.frontend.access.room import Room
+from tandem.frontend.bodies.open_bodies import BodyShare
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.http.response import DirectResponse
 from tandem.frontend.openai.errors import TooManyRequestsError
@@ -77,7 +78,9 @@ async def test_heads_one_after_another_are_counted_each_for_itself() -> None:
             assert response.status_code == 200
 
 
-@pytest.mark.parametrize("start", [b"POST /v1/comp", b"GET /live HTTP/1.1\r\nhost: localhost\r\nx-a: "])
+@pytest.mark.parametrize(
+    "start", [b"POST /v1/comp", b"GET /live HTTP/1.1\r\nhost: localhost\r\nx-a: "]
+)
 async def test_half_a_head_is_a_408(start: bytes) -> None:
     async with Stack(config=FrontendConfig(port=0, head_timeout_s=0.1)) as stack:
         assert status_of(await answer_to(stack, start)) == 408
@@ -196,18 +199,18 @@ async def test_bodies_that_do_not_end_leave_room_for_small_requests() -> None:
             large = head("1.1", "host: localhost", length=90_000) + b" " * 89_000
             first.write(large)
             await first.drain()
-            await eventually(lambda: stack.server.handler._bodies._num_bytes > 70_000)
+            await eventually(lambda: stack.server.handler._bodies.num_taken > 70_000)
             second.write(large)
             answer = await reader.readuntil(b"\r\n\r\n")
             assert status_of(answer) == 429 and b"retry-after: 1" in answer
             assert (await stack.chat()).status_code == 200
-        await eventually(lambda: stack.server.handler._bodies._num_bytes == 0)
+        await eventually(lambda: stack.server.handler._bodies.num_taken == 0)
         assert (await stack.complete(user="x" * 60_000)).status_code == 200
 
 
 def test_the_shares_of_bodies_end_with_them() -> None:
-    bodies = OpenBodies(100_000)
-    one, two = BodyShare(bodies), BodyShare(bodies)
+    bodies = Room(100_000)
+    one, two = BodyShare(bodies, ""), BodyShare(bodies, "")
     one.grow_to(10_000)
     one.grow_to(100_000)
     two.grow_to(16_384)
@@ -232,6 +235,6 @@ async def test_requests_beyond_the_limit_are_a_429() -> None:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        await eventually(lambda: stack.server.handler._num_answering == 0)
+        await eventually(lambda: stack.server.handler._answering.num_taken == 0)
         stack.worker.script = None
         assert (await stack.chat()).status_code == 200
