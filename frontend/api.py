@@ -26,8 +26,7 @@ class Call(msgspec.Struct):
     @property
     def owner(self) -> str:
         """The name of the API key; empty without keys."""
-        client = self.exchange.client
-        return "" if client is None else client.key.name
+        return self.exchange.owner
 
 
 async def respond(answer: object, call: Call) -> None:

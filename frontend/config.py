@@ -150,7 +150,7 @@ class FrontendConfig(BaseModel):
         256,
         ge=0,
         description="most new requests, each of their choices counted, that wait so at one time; "
-        "above it 503 with Retry-After",
+        "above it 503 with Retry-After. One API key has at most as many as it leaves",
     )
     model_grace_s: float = Field(
         60.0,

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp
 
 from tandem.frontend.access.access import Access
 from tandem.frontend.access.limits import LIMIT_HEADERS
+from tandem.frontend.access.room import Room
 from tandem.frontend.app import App, RequestHandler
 from tandem.frontend.catalog.catalog import Catalog
 from tandem.frontend.catalog.scrape_targets import ScrapeTargets
@@ -79,6 +80,7 @@ class FrontendServer:
             self.recent,
             self._trace,
             self._executor,
+            Room(frontend.max_waiting_requests),
         )
         self.collector = Collector(
             node, self.catalog, self.metrics, self.recent, frontend.max_pages

@@ -50,7 +50,7 @@ class Generations:
         plan = await new_plan(body, model, self.prompt_maker, call.context, call.exchange.headers)
         if call.exchange.client is not None:
             call.charge = call.exchange.client.charge(plan.num_prompt_tokens, most_generated(plan))
-        answer = new_answer(plan, self._deps)
+        answer = new_answer(plan, self._deps, call.owner)
         call.record.summarize = answer.summary
         return generate(answer, new_sink(answer, call.exchange), call.exchange, self._deps)
 
