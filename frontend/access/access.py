@@ -24,10 +24,10 @@ _NO_PAGE_KEY = (
 )
 _BEARER = b"bearer "
 _SCOPES: dict[str, Scope] = {"/metrics": "metrics", "/metrics/targets": "metrics"}
-_PAGE = "/ui/"  # and all below it, but for the files
+_PAGE = "/ui/"  # all below it, but for the files
 _PAGE_KEY_NAME = "page-key"
 # for probes, which have no key, and for a browser before it has one
-_OPEN_PATHS = frozenset({"/live", "/health"}) | PAGE_PATHS
+_OPEN_PATHS = frozenset({"/live", "/health", _PAGE}) | PAGE_PATHS
 
 
 class Access:

@@ -117,6 +117,7 @@ async def test_without_api_keys_only_the_key_of_the_page_opens_it(page: Stack) -
     async with httpx.AsyncClient(base_url=page.url, timeout=60, verify=False) as other:
         for path in PAGE_PATHS:
             assert (await other.get(path)).status_code == 200
+        assert (await other.get("/ui/")).headers["location"] == f"{page.url}/ui"
         for method, path in guarded():
             for headers in STRANGERS:
                 refused = await other.request(method, path, headers=headers)
