@@ -1,5 +1,6 @@
 """A frontend with its page before a fake worker that reports its status, for tests."""
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -89,3 +90,23 @@ async def page_stack(
         await eventually(lambda: worker.instance_id in stack.server.catalog.instances)
         await eventually(lambda: bool(stack.server.catalog.models))
         yield stack
+
+
+@asynccontextmanager
+async def states(stack: Stack, **headers: str) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+    """The states of one open page."""
+    async with stack.http.stream("GET", "/ui/states", headers=headers) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+
+        async def parsed() -> AsyncIterator[dict[str, Any]]:
+            async for line in response.aiter_lines():
+                if line:
+                    yield json.loads(line.removeprefix("data: "))
+
+        yield parsed()
+
+
+async def anext_state(stack: Stack) -> dict[str, Any]:
+    async with states(stack) as found:
+        return await anext(found)
