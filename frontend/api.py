@@ -6,6 +6,7 @@ from typing import Protocol
 
 import msgspec
 
+from tandem.frontend.access.limits import Charge
 from tandem.frontend.http.exchange import ErrorShape, Exchange
 from tandem.frontend.request_log import RequestRecord
 from tandem.runtime.context import RequestContext
@@ -20,13 +21,12 @@ class Call(msgspec.Struct):
     exchange: Exchange
     context: RequestContext
     record: RequestRecord
-    num_reserved: int = 0  # tokens, of the client's limit
+    charge: Charge | None = None  # to the client's limit, once the request has a plan
 
     @property
     def owner(self) -> str:
         """The name of the API key; empty without keys."""
-        client = self.exchange.client
-        return "" if client is None else client.key.name
+        return self.exchange.owner
 
 
 async def respond(answer: object, call: Call) -> None:

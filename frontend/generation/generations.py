@@ -6,7 +6,7 @@ from tandem.frontend.api import Call, Work
 from tandem.frontend.catalog.catalog import ServedModel
 from tandem.frontend.deps import FrontendDeps
 from tandem.frontend.generation.generation import Answer, Sink, generate, new_answer
-from tandem.frontend.generation.plan import most_tokens, new_plan
+from tandem.frontend.generation.plan import most_generated, new_plan
 from tandem.frontend.generation.prompts import PromptMaker
 from tandem.frontend.http.exchange import Exchange
 from tandem.frontend.openai.requests import Body, ChatRequest, CompletionRequest, parse
@@ -49,10 +49,8 @@ class Generations:
         model = self.model(body.model, route, call)
         plan = await new_plan(body, model, self.prompt_maker, call.context, call.exchange.headers)
         if call.exchange.client is not None:
-            num_tokens = most_tokens(plan)
-            call.exchange.client.reserve(num_tokens)
-            call.num_reserved = num_tokens
-        answer = new_answer(plan, self._deps)
+            call.charge = call.exchange.client.charge(plan.num_prompt_tokens, most_generated(plan))
+        answer = new_answer(plan, self._deps, call.owner)
         call.record.summarize = answer.summary
         return generate(answer, new_sink(answer, call.exchange), call.exchange, self._deps)
 

@@ -56,11 +56,11 @@ class Plan(msgspec.Struct, frozen=True):
     num_prompt_tokens: int  # of all prompts; choices of one prompt share it
 
 
-def most_tokens(plan: Plan) -> int:
-    """Return the tokens of the prompts, and of the answers as far as the body limits them."""
+def most_generated(plan: Plan) -> int:
+    """Return the most tokens of the answers; 0 where the body does not limit them."""
     if plan.body.token_limit is None:
-        return plan.num_prompt_tokens
-    return plan.num_prompt_tokens + sum([choice.request.stop.max_tokens for choice in plan.choices])
+        return 0
+    return sum([choice.request.stop.max_tokens for choice in plan.choices])
 
 
 async def new_plan(

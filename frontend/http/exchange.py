@@ -80,6 +80,11 @@ class Exchange:
         self.status = 0
         self.traceparent = ""  # of our span; empty where nothing takes spans
 
+    @property
+    def owner(self) -> str:
+        """The name of the API key; empty without keys."""
+        return "" if self.client is None else self.client.key.name
+
     def id_headers(self, request_id: str) -> list[Header]:
         """Return the headers with the request's ids, its trace, and its client's limits."""
         ours = request_id.encode()

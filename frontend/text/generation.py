@@ -44,7 +44,7 @@ class TextGeneration:
         self._block_size = model.card.block_size
         self._context = context
         self._exchange = exchange
-        self._failover = Failover(context.id, model, context, deps)
+        self._failover = Failover(context.id, model, context, deps, exchange.owner)
         self._head = new_head(context.id, body.model, body.route == "chat", body.include_usage)
 
     async def run(self) -> None:

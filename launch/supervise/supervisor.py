@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from pydantic import SecretStr
 
+from tandem.frontend.config import new_page_key
 from tandem.launch.cli.options import LaunchOptions
 from tandem.launch.config.model import EffectiveConfig
 from tandem.launch.config.sources import Setting
@@ -112,6 +113,7 @@ class Supervisor(ABC):
 
     async def _startup(self) -> None:
         self._make_token()
+        self._make_page_key()
         servers = {"runtime.nats_url": LocalNats, "runtime.etcd_endpoints": LocalEtcd}
         for key, server in servers.items():
             if self._config.origin(key) == "default":
@@ -137,6 +139,12 @@ class Supervisor(ABC):
         token_path(self._run_dir).unlink(missing_ok=True)  # of an earlier launch
         if token is not None:
             write_private(token_path(self._run_dir), token.get_secret_value())
+
+    def _make_page_key(self) -> None:
+        """Give all frontends one key for their page, which stays the same when they restart."""
+        if self._config.config.frontend.needs_page_key:
+            setting = Setting("frontend.page_key", new_page_key(), "launcher")
+            self._config = self._config.with_settings([setting])
 
     async def _start_child(self, child: ManagedProcess) -> None:
         self._children.append(child)

@@ -288,8 +288,8 @@ async def test_a_body_that_does_not_come_is_a_408() -> None:
         host, _, port = stack.server.address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-            b"content-length: 5\r\n\r\n{"
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+            b"content-type: application/json\r\ncontent-length: 5\r\n\r\n{"
         )
         answer = await reader.read()  # to the end of the connection
         assert b" 408 " in answer and b"connection: close" in answer
