@@ -162,7 +162,7 @@ async def run_frontend(
     router: RouterConfig,
     parse_live: ParseLive | None = None,
 ) -> None:
-    """Run a frontend until SIGTERM or SIGINT. `parse_live` checks live values that its page sets.
+    """Run a frontend until a signal ends it. `parse_live` checks live values that its page sets.
 
     Raise ServiceError when etcd or NATS cannot be reached at start, ConfigError when the port is
     taken.

@@ -5,8 +5,10 @@ folder that only its owner enters.
 """
 
 import asyncio
+import contextlib
 import importlib.util
 import json
+import os
 import secrets
 import shutil
 import sysconfig
@@ -28,6 +30,8 @@ START_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 5.0
 START_ATTEMPTS = 3  # a free port may be taken before the server listens on it
 CONNECT_RETRY_S = 0.01
+MAX_SOCKET_PATH_BYTES = 107  # of `sockaddr_un`, without its end mark
+SHORT_PLACES = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 class LocalServer(ABC):
@@ -215,9 +219,8 @@ class LocalEtcd(LocalServer):
             shutil.rmtree(self._sockets, ignore_errors=True)
 
     def _choose_address(self) -> None:
-        # Not in the run folder: a socket's path has at most 107 characters.
         if self._sockets is None:
-            self._sockets = Path(tempfile.mkdtemp(prefix="tandem-etcd-"))
+            self._sockets = _folder_of_sockets(len("client:1"))
 
     def _working_folder(self) -> Path | None:
         return self._sockets
@@ -245,6 +248,26 @@ class LocalEtcd(LocalServer):
             return False
         finally:
             writer.close()
+
+
+def _folder_of_sockets(longest_name: int) -> Path:
+    """Return a new private folder whose path leaves room for the name of a socket.
+
+    It is not in the run folder, whose path may be longer than a socket's can be. Raise ServiceError
+    where neither TMPDIR nor a usual place is short enough.
+    """
+    runtime_dir = os.environ.get("XDG_RUNTIME_DIR", "")
+    for place in filter(os.path.isabs, (tempfile.gettempdir(), runtime_dir, *SHORT_PLACES)):
+        with contextlib.suppress(OSError):
+            folder = Path(tempfile.mkdtemp(prefix="tandem-etcd-", dir=place))
+            if len(os.fsencode(folder)) + 1 + longest_name <= MAX_SOCKET_PATH_BYTES:
+                return folder
+            folder.rmdir()
+    raise ServiceError(
+        f"etcd: no folder for its socket, whose path has at most {MAX_SOCKET_PATH_BYTES} bytes: "
+        f"TMPDIR, {tempfile.gettempdir()}, is too long, and none of {', '.join(SHORT_PLACES)} can "
+        "be written to; set TMPDIR to a shorter path"
+    )
 
 
 def nats_binary() -> Path:
