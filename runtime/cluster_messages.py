@@ -32,6 +32,17 @@ class Instance(Message, frozen=True, tag=False):
     metrics: str = ""  # host:port that serves GET /metrics, where a worker has one
 
 
+class AnswerRules(Message, frozen=True, tag=False):
+    """How the text of a model becomes an answer, where its workers say more than its template."""
+
+    tool_format: str = ""  # of calls; empty: by the chat template
+    reasoning_format: str = ""
+    reasons_first: bool = False  # answers begin with reasoning, also where no mark opens it
+    shows_unused_tools: bool = False  # the template gets the tools of `tool_choice` "none"
+    guided_calls: Literal["", "auto", "always"] = ""  # auto: with `parallel_tool_calls` false
+    are_calls_strict: bool = False  # guided ones follow their schema, whatever their `strict`
+
+
 class ModelCard(Message, frozen=True, tag=False):
     """The model behind a name; each of its workers puts one under its lease."""
 
@@ -53,6 +64,7 @@ class ModelCard(Message, frozen=True, tag=False):
     max_num_batched_tokens: int | None = None
     weights_digest: str = ""  # workers with other weights do not replace one another
     supports_grammar: bool = False  # of GenerateRequest
+    answers: AnswerRules = AnswerRules()
 
 
 class RankMetadata(Message, frozen=True, tag=False):

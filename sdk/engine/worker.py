@@ -55,6 +55,7 @@ class EngineWorker:
         self, engine: LLMEngine, config: WorkerConfig, runtime_config: RuntimeConfig | None = None
     ) -> None:
         config.check()
+        self._answers = config.answer_rules()
         self.engine = engine
         self.config = config
         cluster = find_cluster() if runtime_config is None else runtime_config
@@ -213,6 +214,7 @@ class EngineWorker:
                 total_kv_blocks=engine_config.total_kv_blocks,
                 max_num_seqs=engine_config.max_num_seqs,
                 max_num_batched_tokens=engine_config.max_num_batched_tokens,
+                answers=self._answers,
             )
             await registration.publish()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tandem.runtime.cluster_messages import ModelCard
+from tandem.runtime.cluster_messages import AnswerRules, ModelCard
 from tandem.runtime.discovery import model_key
 from tandem.runtime.errors import ConfigError
 from tandem.sdk.worker.distributed_runtime import Endpoint
@@ -66,6 +66,7 @@ class ModelRegistration:
     total_kv_blocks: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    answers: AnswerRules | None = None
 
     async def publish(self) -> None:
         """Put the model's card into discovery. Raise as `register_llm` does."""
@@ -114,6 +115,7 @@ class ModelRegistration:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             weights_digest=model.weights_digest,
+            answers=self.answers or AnswerRules(),
         )
 
 

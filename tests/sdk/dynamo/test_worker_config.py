@@ -15,8 +15,8 @@ from tandem.sdk.engine.health_check import HEALTH_CHECK_KEY
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tool_call_parser", "hermes"),
-        ("reasoning_parser", "qwen3"),
+        ("tool_call_parser", "jamba"),
+        ("reasoning_parser", "granite"),
         ("structural_tag", {"a": 1}),
         ("route_to_encoder", True),
         ("media_decoder", object()),
