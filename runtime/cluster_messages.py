@@ -30,6 +30,7 @@ class Instance(Message, frozen=True, tag=False):
     pid_space: str = ""  # processes with the same pid_space see one another's pids
     deployment: str = ""  # of a worker, as in PrefillJob
     metrics: str = ""  # host:port that serves GET /metrics, where a worker has one
+    bootstrap: tuple[str, int] | None = None  # host and port of a prefill engine of the kit
 
 
 class AnswerRules(Message, frozen=True, tag=False):

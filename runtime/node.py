@@ -51,6 +51,7 @@ class Node:
         self.model = model
         self.deployment = ""  # of a worker, in its records
         self.metrics_address = ""  # host:port of a worker's metrics, in its records
+        self.bootstrap: tuple[str, int] | None = None  # as in Instance
         self.instance_id = instance_id or new_id()
         self.epoch = new_id()
         self.discovery: Discovery = EtcdDiscovery(config)
@@ -128,6 +129,7 @@ class Node:
             pid_space=pid_space(),
             deployment=self.deployment,
             metrics=self.metrics_address,
+            bootstrap=self.bootstrap,
         )
 
     async def put(self, key: str, value: bytes) -> None:
