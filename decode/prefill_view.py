@@ -53,13 +53,15 @@ class PrefillView:
         self.num_reserved += 1
         self._num_reserved_tokens += num_tokens
 
-    def side(self, engine: Engine, longest_silence_s: float = REPORT_LIFETIME_S) -> PrefillSide:
-        """Return the prefill side as of now. On the engine thread.
+    def side(
+        self, engine: Engine, num_tokens: int, longest_silence_s: float = REPORT_LIFETIME_S
+    ) -> PrefillSide:
+        """Return the prefill side of a prompt of `num_tokens` as of now. On the engine thread.
 
         Loads that were reported longer ago than `longest_silence_s` are left out.
         """
         side, remote, depth = self._side, self._remote, self.queue_depth
-        helpers = self._helpers()
+        helpers = self._helpers(num_tokens)
         side.num_instances = len(helpers)
         side.queue_connected = self._queue.connected
         # Counted here, not at the queue: a burst is decided before its first ticket is published.
@@ -76,15 +78,17 @@ class PrefillView:
         others = self._other_places(self._helpers(), REPORT_LIFETIME_S)
         return here is not None and leaves_tickets(here, others)
 
-    def _helpers(self) -> set[str]:
-        """Return the other workers that take tickets of this one."""
+    def _helpers(self, num_tokens: int = 0) -> set[str]:
+        """Return the other workers that take this one's tickets of prompts of `num_tokens`."""
         if not self._instances:
             return set()
         excluded = {self._me, *self._remote.excluded()}
         return {
             each.instance_id
             for each in list(self._instances.values())
-            if each.deployment == self._deployment and each.instance_id not in excluded
+            if each.deployment == self._deployment
+            and each.instance_id not in excluded
+            and (not each.max_prompt_tokens or num_tokens <= each.max_prompt_tokens)
         }
 
     def _other_places(self, helpers: Set[str], longest_silence_s: float) -> list[PlaceLoad]:

@@ -31,6 +31,7 @@ class Instance(Message, frozen=True, tag=False):
     deployment: str = ""  # of a worker, as in PrefillJob
     metrics: str = ""  # host:port that serves GET /metrics, where a worker has one
     bootstrap: tuple[str, int] | None = None  # host and port of a prefill engine of the kit
+    max_prompt_tokens: int = 0  # that a worker can prefill; 0: not known
 
 
 class AnswerRules(Message, frozen=True, tag=False):

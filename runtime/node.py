@@ -52,6 +52,7 @@ class Node:
         self.deployment = ""  # of a worker, in its records
         self.metrics_address = ""  # host:port of a worker's metrics, in its records
         self.bootstrap: tuple[str, int] | None = None  # as in Instance
+        self.max_prompt_tokens = 0  # as in Instance
         self.instance_id = instance_id or new_id()
         self.epoch = new_id()
         self.discovery: Discovery = EtcdDiscovery(config)
@@ -130,6 +131,7 @@ class Node:
             deployment=self.deployment,
             metrics=self.metrics_address,
             bootstrap=self.bootstrap,
+            max_prompt_tokens=self.max_prompt_tokens,
         )
 
     async def put(self, key: str, value: bytes) -> None:
