@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 _TRACE_HEADERS = {b"traceparent": "traceparent", b"tracestate": "tracestate"}
 _MAX_TRACE_CHARACTERS = 512
+_PAGE = "/ui/"  # its files are named relative to its address
 
 
 class App:
@@ -66,7 +67,8 @@ class App:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path: str = scope["path"]
+        if (path := scope["path"]).endswith("/") and not path.startswith(_PAGE):
+            scope = {**scope, "path": (path := path.rstrip("/") or "/")}
         api = self._handler.apis.get(path) if scope["type"] == "http" else None
         exchange = Exchange(scope, receive, send, OpenAIErrors() if api is None else api.errors)
         if self._access is not None:

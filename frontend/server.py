@@ -83,7 +83,7 @@ class FrontendServer:
         self.handler = RequestHandler(deps)
         app = App(self.handler, self.catalog, self.metrics, self._targets, access, pages)
         self._http = HttpServer(
-            _with_cors(app, frontend.cors_origins),
+            _with_cors(app, frontend.allowed_origins),
             frontend.host,
             frontend.port,
             param="frontend.port",
@@ -136,9 +136,8 @@ class FrontendServer:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
-def _with_cors(app: ASGIApp, origins: str) -> ASGIApp:
-    """Return `app` open to web pages of these origins, which commas separate."""
-    allowed = [origin.strip() for origin in origins.split(",") if origin.strip()]
+def _with_cors(app: ASGIApp, allowed: list[str]) -> ASGIApp:
+    """Return `app` open to web pages of these origins."""
     if not allowed:
         return app
     return CORSMiddleware(
