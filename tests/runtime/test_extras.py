@@ -23,12 +23,13 @@ def test_the_command_of_an_extra_names_its_packages(extra: str) -> None:
 
 
 def test_no_page_and_no_message_installs_tandem_by_its_bare_name() -> None:
+    folders = [each for each in ROOT.iterdir() if each.is_dir() and each.name.isalpha()]
     found = [
         path
-        for pattern in ("*.md", "*.py")
-        for path in ROOT.rglob(pattern)
-        if not {".venv", "build", "tests"} & set(path.relative_to(ROOT).parts)
-        and any(
+        for folder in folders
+        if folder.name not in ("build", "tests")
+        for path in [*folder.rglob("*.md"), *folder.rglob("*.py"), ROOT / "README.md"]
+        if any(
             f"install {quote}tandem-serve" in text and "@ git+" not in text
             for text in path.read_text().splitlines()
             for quote in ("", "'", '"')

@@ -140,6 +140,18 @@ async def test_only_their_user_reaches_the_services(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
+@pytest.mark.parametrize(("version", "is_taken"), [("3.4.9", False), ("3.99.0", True), ("", False)])
+def test_a_newer_etcd_on_the_path_is_preferred(
+    version: str, is_taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "etcd"
+    program.write_text(f"#!/bin/sh\necho 'etcd Version: {version}'\n")
+    program.chmod(0o755)
+    in_wheel = local_servers.etcd_binary()
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert local_servers.etcd_binary() == (program if is_taken else in_wheel)
+
+
 async def test_a_long_tmpdir_leaves_etcd_a_short_path_for_its_sockets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
