@@ -303,7 +303,7 @@ def _is_script(path: str) -> bool:
 @functools.cache
 def _version_of(binary: Path) -> tuple[int, ...]:
     try:
-        command = [binary, "--version"]
+        command = [str(binary), "--version"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=VERSION_TIMEOUT_S)
     except (OSError, subprocess.SubprocessError):
         return ()
