@@ -47,9 +47,12 @@ class EngineHandler:
                 if self.prefill is not None and not is_probe(request):
                     request = await self.prefill.prepare(request, context)
                 with self.ranks.routed(request) if self.ranks else nullcontext(request) as routed:
-                    async for chunk in self._beside_prefill(routed, context):
-                        if self.prefill is not None:
-                            self.prefill.begun(context)
+                    if self.prefill is None:
+                        async for chunk in self._generate(routed, context):
+                            yield chunk
+                        return
+                    async for chunk in self._beside(self.prefill, routed, context):
+                        self.prefill.begun(context)
                         yield chunk
         finally:
             if self.prefill is not None:
@@ -57,11 +60,11 @@ class EngineHandler:
             self.num_running -= 1
             self._changed()
 
-    async def _beside_prefill(
-        self, request: GenerateRequest, context: Context
+    async def _beside(
+        self, prefill: PrefillStage, request: GenerateRequest, context: Context
     ) -> AsyncIterator[GenerateChunk]:
         """Yield the chunks, which begin anew if a prefill that runs beside them fails."""
-        leg = self.prefill.take_leg(context) if self.prefill is not None else None
+        leg = prefill.take_leg(context)
         is_over = False
         try:
             async with aclosing(self._generate(request, context)) as chunks:

@@ -95,9 +95,17 @@ class ModelRegistration:
 
     def _card(self, model_input: ModelInput, model: ReadModel) -> ModelCard:
         runtime = self.endpoint.runtime
+        name = self.model_name or model.name
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:  # a folder's bytes, in a locale of another encoding
+            raise ConfigError(
+                f"model_name is {name!r}, not text; Python reads names as UTF-8 with PYTHONUTF8=1",
+                param="model_name",
+            ) from error
         length = self.context_length or model.context_length
         return ModelCard(
-            name=self.model_name or model.name,
+            name=name,
             context_length=_context_length(model_input, length),
             block_size=self.kv_cache_block_size or DEFAULT_BLOCK_SIZE,
             vocab_size=model.vocab_size,
