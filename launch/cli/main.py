@@ -173,8 +173,8 @@ def _read_names_as_utf8() -> None:
     Child processes inherit the mode.
     """
     if sys.getfilesystemencoding() != "utf-8":
-        environment = os.environ | {"PYTHONUTF8": "1"}
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+        words = [sys.executable, "-X", "utf8", *sys.orig_argv[1:]]
+        os.execve(sys.executable, words, os.environ | {"PYTHONUTF8": "1"})
 
 
 def main() -> None:

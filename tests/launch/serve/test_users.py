@@ -123,9 +123,19 @@ def test_a_user_without_a_home_can_do_everything(shared_folder: Path) -> None:
         line_until("serves modèle", worker, [])
 
 
-def test_names_are_utf_8_in_any_locale(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flag", ["-P", "-I"])  # -I: without the variables of Python
+def test_names_are_utf_8_in_any_locale(flag: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [*TANDEM, "config", "show", "--no-live", "--json", "--engine.model=modèle"],
+        [
+            sys.executable,
+            flag,
+            *TANDEM[2:],
+            "config",
+            "show",
+            "--no-live",
+            "--json",
+            "--engine.model=modèle",
+        ],
         capture_output=True,
         check=True,
         env=os.environ | ASCII | {"XDG_STATE_HOME": str(tmp_path)},
