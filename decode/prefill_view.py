@@ -12,6 +12,7 @@ from tandem.decode.metrics import DecodeMetrics
 from tandem.decode.transfer_cost import TransferCost
 from tandem.engine.engine import Engine
 from tandem.engine.outputs import Backlog, LoadStats
+from tandem.engine.schedule.sequence import Sequence
 from tandem.queue.prefill_queue import QueueDepth
 from tandem.router.predict import PlaceLoad
 from tandem.runtime.cluster_messages import Instance, LoadReport
@@ -54,14 +55,14 @@ class PrefillView:
         self._num_reserved_tokens += num_tokens
 
     def side(
-        self, engine: Engine, num_tokens: int, longest_silence_s: float = REPORT_LIFETIME_S
+        self, engine: Engine, seq: Sequence, longest_silence_s: float = REPORT_LIFETIME_S
     ) -> PrefillSide:
-        """Return the prefill side of a prompt of `num_tokens` as of now. On the engine thread.
+        """Return the prefill side for a prompt as of now. On the engine thread.
 
         Loads that were reported longer ago than `longest_silence_s` are left out.
         """
         side, remote, depth = self._side, self._remote, self.queue_depth
-        helpers = self._helpers(num_tokens)
+        helpers = self._helpers(seq.num_tokens)
         side.num_instances = len(helpers)
         side.queue_connected = self._queue.connected
         # Counted here, not at the queue: a burst is decided before its first ticket is published.
