@@ -8,7 +8,7 @@ import msgspec
 from tandem.router.config import RouterConfig
 from tandem.router.policy import MARGIN, Router, RoutingDecision
 from tandem.runtime.cluster_messages import LoadReport
-from tandem.runtime.errors import TandemError
+from tandem.runtime.errors import TandemError, UnavailableError
 from tandem.runtime.events import Events, load_subject
 from tandem.runtime.messages import DECODE_ERRORS
 from tandem.sdk.engine.overlap import FINAL, PrefillLeg, meeting
@@ -55,7 +55,7 @@ class PrefillStage:
 
         Raise InvalidRequestError, DeadlineError and CancelledRequestError.
         """
-        if not self._client.instance_ids():
+        if not self._fitting(self._client.available_ids(), len(request["token_ids"])):
             return request
         decision = self.decide(len(request["token_ids"]))
         if decision is not None:
@@ -83,7 +83,8 @@ class PrefillStage:
         here = self._router.choose([self._here], [], num_tokens)
         if not here.predicted_ms or not num_tokens:
             return None
-        there = self._router.choose(self._client.available_ids(), [], num_tokens)
+        fitting = self._fitting(self._client.available_ids(), num_tokens)
+        there = self._router.choose(fitting, [], num_tokens)
         is_cheaper = there.cost_ms < here.cost_ms * (1 - MARGIN)
         return there if there.predicted_ms and is_cheaper else here
 
@@ -97,6 +98,11 @@ class PrefillStage:
             leg.end(at_once=True)
         self._router.finished(context.id())
 
+    def _fitting(self, instance_ids: list[str], num_tokens: int) -> list[str]:
+        """Return the instances whose context holds a prompt of so many tokens."""
+        limits = {each.instance_id: each.max_prompt_tokens for each in self._client.instances()}
+        return [each for each in instance_ids if not 0 < limits.get(each, 0) < num_tokens]
+
     def _started(self, context: Context, decision: RoutingDecision, num_tokens: int) -> None:
         self._router.finished(context.id())
         self._router.started(context.id(), decision, num_tokens)
@@ -108,12 +114,12 @@ class PrefillStage:
 
         None where the chosen prefill worker has no such place.
         """
-        self._num_calls += 1
-        available = self._client.available_ids()
-        chosen = decision.instance_id if decision else available[self._num_calls % len(available)]
+        available = self._fitting(self._client.available_ids(), len(request["token_ids"]))
+        chosen = decision.instance_id if decision else self._next_of(available)
         addresses = {each.instance_id: each.bootstrap for each in self._client.instances()}
         if (address := addresses.get(chosen)) is None:
             return None
+        self._num_calls += 1
         met: GenerateRequest = {**request, "bootstrap_info": meeting(address)}
         if decision is not None:
             self._started(context, decision, len(request["token_ids"]))
@@ -154,13 +160,20 @@ class PrefillStage:
         num_tokens = len(prompt["token_ids"])
 
         def choose(instance_ids: list[str]) -> str:
-            decision = self._router.choose(instance_ids, [], num_tokens)
+            fitting = self._fitting(instance_ids, num_tokens)
+            if not fitting:
+                raise UnavailableError(f"no prefill worker is left for {num_tokens} tokens")
+            if in_turn:
+                self._num_calls += 1
+                return self._next_of(fitting)
+            decision = self._router.choose(fitting, [], num_tokens)
             self._started(context, decision, num_tokens)
             return decision.instance_id
 
-        if in_turn:
-            return await self._client.round_robin(prompt, annotated=False, context=context)
         return await self._client.chosen(prompt, choose, annotated=False, context=context)
+
+    def _next_of(self, instance_ids: list[str]) -> str:
+        return instance_ids[self._num_calls % len(instance_ids)]
 
     def _on_load(self, subject: str, payload: bytes) -> None:
         """Note a report of this engine or of a prefill worker; forget those that have left."""

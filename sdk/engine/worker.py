@@ -111,9 +111,12 @@ class EngineWorker:
             self.handler.ranks = Ranks(engine_config.data_parallel_start_rank or 0, num_ranks)
         name = self._model_name(engine_config)
         self.runtime.model = name
-        if self._is_prefill and engine_config.bootstrap_port is not None:
-            host = engine_config.bootstrap_host or self.runtime.config.reachable_host
-            self.runtime.bootstrap = (host, engine_config.bootstrap_port)
+        if self._is_prefill:
+            if engine_config.bootstrap_port is not None:
+                host = engine_config.bootstrap_host or self.runtime.config.reachable_host
+                self.runtime.bootstrap = (host, engine_config.bootstrap_port)
+            if engine_config.context_length is not None:
+                self.runtime.max_prompt_tokens = engine_config.context_length - 1
         await self._measure(engine_config, name)
         await self._serve(engine_config, name)
         await self._watch_health()
