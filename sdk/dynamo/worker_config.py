@@ -31,6 +31,7 @@ _SHARED = (
     "route_to_encoder", "kv_state_endpoint", "tool_call_parser", "reasoning_parser",
     "default_thinking_mode",
 )  # fmt: skip
+_OTHER_NAMES = {"structural_tag_mode": "enable_structural_tag"}
 _STRUCTURAL_TAG = ("scope", "schema")  # its keys
 
 
@@ -72,9 +73,10 @@ class WorkerConfig(worker_config.WorkerConfig):
         """
         values: dict[str, Any] = {"namespace": getattr(runtime_cfg, "namespace", None)}
         for name in _SHARED:
-            for source in (name, f"dyn_{name}"):
-                if (value := getattr(runtime_cfg, source, None)) is not None:
-                    values[name] = value
+            for source in (_OTHER_NAMES.get(name, name), name):
+                for prefix in ("", "dyn_"):
+                    if (value := getattr(runtime_cfg, prefix + source, None)) is not None:
+                        values[name] = value
         if "disaggregation_mode" not in overrides:
             mode = getattr(
                 runtime_cfg, "disaggregation_mode", getattr(runtime_cfg, "serving_mode", None)
