@@ -12,6 +12,7 @@ from tandem.decode.metrics import DecodeMetrics
 from tandem.decode.transfer_cost import TransferCost
 from tandem.engine.engine import Engine
 from tandem.engine.outputs import Backlog, LoadStats
+from tandem.engine.schedule.sequence import Sequence
 from tandem.queue.prefill_queue import QueueDepth
 from tandem.router.predict import PlaceLoad
 from tandem.runtime.cluster_messages import Instance, LoadReport
@@ -53,13 +54,15 @@ class PrefillView:
         self.num_reserved += 1
         self._num_reserved_tokens += num_tokens
 
-    def side(self, engine: Engine, longest_silence_s: float = REPORT_LIFETIME_S) -> PrefillSide:
-        """Return the prefill side as of now. On the engine thread.
+    def side(
+        self, engine: Engine, seq: Sequence, longest_silence_s: float = REPORT_LIFETIME_S
+    ) -> PrefillSide:
+        """Return the prefill side for a prompt as of now. On the engine thread.
 
         Loads that were reported longer ago than `longest_silence_s` are left out.
         """
         side, remote, depth = self._side, self._remote, self.queue_depth
-        helpers = self._helpers()
+        helpers = self._helpers(seq.num_tokens)
         side.num_instances = len(helpers)
         side.queue_connected = self._queue.connected
         # Counted here, not at the queue: a burst is decided before its first ticket is published.
@@ -76,15 +79,17 @@ class PrefillView:
         others = self._other_places(self._helpers(), REPORT_LIFETIME_S, here)
         return here is not None and leaves_tickets(here, others)
 
-    def _helpers(self) -> set[str]:
-        """Return the other workers that take tickets of this one."""
+    def _helpers(self, num_tokens: int = 0) -> set[str]:
+        """Return the other workers that take this one's tickets of prompts of `num_tokens`."""
         if not self._instances:
             return set()
         excluded = {self._me, *self._remote.excluded()}
         return {
             each.instance_id
             for each in list(self._instances.values())
-            if each.deployment == self._deployment and each.instance_id not in excluded
+            if each.deployment == self._deployment
+            and each.instance_id not in excluded
+            and (not each.max_prompt_tokens or num_tokens <= each.max_prompt_tokens)
         }
 
     def _other_places(

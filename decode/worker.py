@@ -225,7 +225,7 @@ class DecodeRole:
         engine.aim(config.itl_target_ms, config.ttft_target_ms)
         try:
             num_cached = engine.prefix_hit(seq)
-            num_uncached, side = seq.num_tokens - num_cached, self.prefill_view.side(engine)
+            num_uncached, side = seq.num_tokens - num_cached, self.prefill_view.side(engine, seq)
             decision = decide(
                 with_targets(config, active.request.targets),
                 num_uncached,
@@ -259,7 +259,7 @@ class DecodeRole:
         return is_still_remote(
             with_targets(config, remote.active.request.targets),
             remote.num_uncached_tokens,
-            self.prefill_view.side(engine, config.claim_timeout_ms / 1e3),
+            self.prefill_view.side(engine, remote.active.seq, config.claim_timeout_ms / 1e3),
             num_cached_tokens=remote.active.num_cached_tokens,
             waited_ms=remote.active.timeline.elapsed_s() * 1e3,
         )

@@ -46,6 +46,7 @@ _TRACE_HEADERS = {b"traceparent": "traceparent", b"tracestate": "tracestate"}
 _MAX_TRACE_CHARACTERS = 512
 _FIRST_SERVER_ERROR = 500  # of the statuses
 _READING = ("GET", "HEAD")  # methods that no limit counts
+_PAGE = "/ui/"  # its files are named relative to its address
 
 
 class App:
@@ -71,7 +72,8 @@ class App:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path: str = scope["path"]
+        if (path := scope["path"]).endswith("/") and not path.startswith(_PAGE):
+            scope = {**scope, "path": (path := path.rstrip("/") or "/")}
         api = self._handler.apis.get(path) if scope["type"] == "http" else None
         exchange = Exchange(scope, receive, send, OpenAIErrors() if api is None else api.errors)
         try:

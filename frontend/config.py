@@ -197,6 +197,11 @@ class FrontendConfig(BaseModel):
                 raise ValueError(f"{model}={format}: the formats are {', '.join(known)} and none")
         return text
 
+    @property
+    def allowed_origins(self) -> list[str]:
+        """The origins of `cors_origins`."""
+        return [each.strip() for each in self.cors_origins.split(",") if each.strip()]
+
     def format_of(self, formats: str, model: str) -> str | None:
         """Return the format that `tool_formats` or `reasoning_formats` names for a model."""
         return model_formats(formats).get(model) if formats else None

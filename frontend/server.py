@@ -89,7 +89,7 @@ class FrontendServer:
         self.handler = RequestHandler(deps)
         app = App(self.handler, self.catalog, self.metrics, self._targets, self.access, pages)
         self._http = HttpServer(
-            _with_cors(app, frontend.cors_origins),
+            _with_cors(app, frontend.allowed_origins),
             frontend.host,
             frontend.port,
             param="frontend.port",
@@ -144,9 +144,8 @@ class FrontendServer:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
-def _with_cors(app: ASGIApp, origins: str) -> ASGIApp:
-    """Return `app` open to web pages of these origins, which commas separate."""
-    allowed = sorted(listed(origins))
+def _with_cors(app: ASGIApp, allowed: list[str]) -> ASGIApp:
+    """Return `app` open to web pages of these origins."""
     if not allowed:
         return app
     return CORSMiddleware(
@@ -170,7 +169,7 @@ async def run_frontend(
     router: RouterConfig,
     parse_live: ParseLive | None = None,
 ) -> None:
-    """Run a frontend until SIGTERM or SIGINT. `parse_live` checks live values that its page sets.
+    """Run a frontend until a signal ends it. `parse_live` checks live values that its page sets.
 
     Raise ServiceError when etcd or NATS cannot be reached at start, ConfigError when the port is
     taken.

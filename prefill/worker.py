@@ -200,6 +200,9 @@ class PrefillRole:
         if not self._worker.own_prompts.none.is_set():  # one came while the ticket was on its way
             await delivery.nak(GIVE_BACK_DELAY_S)
             return
+        if job.ticket.num_tokens > self.node.max_prompt_tokens:  # for a worker with more context
+            await delivery.nak(GIVE_BACK_DELAY_S)
+            return
         await self._jobs.begin(job, delivery)
 
     async def _end_own_ticket(self, delivery: Delivery) -> None:

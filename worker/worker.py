@@ -93,6 +93,7 @@ class Worker:
             settings.transfer.backend,
         )
         node.deployment = self.deployment
+        node.max_prompt_tokens = self.engine.max_model_len - 1  # the first token is drawn there
         self.queue = JetStreamQueue(
             node.nats, settings.queue, runtime.namespace, settings.model_name, self.deployment
         )

@@ -18,6 +18,7 @@ from tandem.frontend.parsers.formats import (
 from tandem.frontend.parsers.output_format import OutputFormat, output_format
 from tandem.frontend.parsers.plain import PlainParser
 from tandem.frontend.parsers.streaming import StreamingParser
+from tandem.runtime.cluster_messages import AnswerRules
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.request_bounds import check_grammar_size
 
@@ -79,14 +80,20 @@ def answer_format(
 def _of_chat(
     body: ChatRequest, model: TokenModel, config: FrontendConfig, prompt: list[int]
 ) -> AnswerFormat:
-    name, text = model.card.name, model.text
-    thinks_by = config.format_of(config.reasoning_formats, name) or text.reasoning_format
+    name, text, rules = model.card.name, model.text, model.card.answers
+    thinks_by = (
+        config.format_of(config.reasoning_formats, name)
+        or rules.reasoning_format
+        or text.reasoning_format
+    )
     reasoning = REASONING_FORMATS.get(thinks_by)
     constraint = body.constraint()
     tools: ToolFormat | None = None
     calls_by = "none"
     if body.usable_tools:
-        calls_by = config.format_of(config.tool_formats, name) or text.tool_format
+        calls_by = (
+            config.format_of(config.tool_formats, name) or rules.tool_format or text.tool_format
+        )
         tools = TOOL_FORMATS.get(calls_by)
         if tools is None:
             raise InvalidRequestError(
@@ -98,11 +105,16 @@ def _of_chat(
         return AnswerFormat(constraint=constraint)
     if constraint is not None and constraint.has_rules and tools is None:
         return AnswerFormat(constraint=constraint)  # its rules are those of the whole text
-    is_open = reasoning is not None and _ends_with(model, prompt, reasoning.begin)
-    field = _calls_field(body, tools)
+    is_open = reasoning is not None and _is_open(model, prompt, reasoning)
+    field = _calls_field(body, tools) or _guided_field(body, tools, model)
     if field or constraint is not None:
         grammar = AnswerGrammar(text.special_tokens)
-        answer = _answer(body, grammar, tools, reasoning, constraint, calls_by)
+        if tools is not None and not tools.call[0]:
+            field = field or "tools"
+            raise InvalidRequestError(
+                f"`{field}`: calls in the format {calls_by!r} cannot follow a grammar", param=field
+            )
+        answer = _answer(body, grammar, tools, reasoning, constraint, rules)
         field = field or (constraint.field if constraint else "")
         source = grammar.source(answer, reasoning, is_open=is_open)
         constraint = Constraint(field, source)
@@ -119,23 +131,26 @@ def _calls_field(body: ChatRequest, tools: ToolFormat | None) -> str:
     return f"tools[{strict[0]}].function.strict" if strict else ""
 
 
+def _guided_field(body: ChatRequest, tools: ToolFormat | None, model: TokenModel) -> str:
+    """Return the field whose calls the model's workers want to follow a grammar, as they can."""
+    scope = model.card.answers.guided_calls
+    is_wanted = scope == "always" or (scope == "auto" and body.parallel_tool_calls is False)
+    is_possible = tools is not None and bool(tools.call[0]) and model.card.supports_grammar
+    return "tools" if is_wanted and is_possible else ""
+
+
 def _answer(
     body: ChatRequest,
     grammar: AnswerGrammar,
     tools: ToolFormat | None,
     reasoning: ReasoningFormat | None,
     constraint: Constraint | None,
-    calls_by: str,
+    rules: AnswerRules,
 ) -> str:
     """Add the rules of the answer after its reasoning. Returns the first."""
     if tools is None:
         assert constraint is not None
         return grammar.body(constraint.grammar, reasoning)
-    if not tools.call[0]:
-        field = _calls_field(body, tools) or "tools"
-        raise InvalidRequestError(
-            f"`{field}`: calls in the format {calls_by!r} cannot follow a grammar", param=field
-        )
     functions = [tool.function for tool in body.usable_tools]
     choice, is_one = body.tool_choice, body.parallel_tool_calls is False
     if isinstance(choice, NamedTool):
@@ -143,7 +158,8 @@ def _answer(
         return grammar.calls(tools, named, one=True)
     if choice == "required":
         return grammar.calls(tools, functions, one=is_one)
-    grammar.free = {each.name for each in functions if not each.strict}
+    if not rules.are_calls_strict:
+        grammar.free = {each.name for each in functions if not each.strict}
     if constraint is None:
         return grammar.text_and_calls(tools, functions, reasoning, one=is_one)
     if constraint.has_rules:
@@ -152,6 +168,9 @@ def _answer(
     return f"({calls} | {grammar.body(constraint.grammar, reasoning)})"
 
 
-def _ends_with(model: TokenModel, prompt: list[int], mark: str) -> bool:
-    """Return True if a prompt ends with a mark."""
-    return model.text.decode(prompt[-_NUM_LAST_TOKENS:]).rstrip().endswith(mark.rstrip())
+def _is_open(model: TokenModel, prompt: list[int], reasoning: ReasoningFormat) -> bool:
+    """Return True if the answer to a prompt begins within its reasoning."""
+    end = model.text.decode(prompt[-_NUM_LAST_TOKENS:]).rstrip()
+    if model.card.answers.reasons_first:
+        return not end.endswith(reasoning.end.rstrip())
+    return end.endswith(reasoning.begin.rstrip())

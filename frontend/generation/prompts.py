@@ -78,7 +78,9 @@ class PromptMaker:
         return Prompt(token_ids, "", stop_conditions(body, model, len(token_ids)))
 
     async def _render(self, body: ChatRequest, model: TokenModel) -> str:
-        messages, extra = body.conversation(), body.template_variables()
+        rules = model.card.answers
+        messages = body.conversation()
+        extra = body.template_variables(shows_unused_tools=rules.shows_unused_tools)
         adds_prompt = body.add_generation_prompt is not False and not body.continue_final_message
 
         def render(limit_s: float) -> str:

@@ -35,6 +35,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     max_head_bytes: ClassVar[int]
     head_timeout_s: ClassVar[float]
+    cors_origins: ClassVar[frozenset[bytes]]
 
     def __init__(self, *args: Any, **fields: Any) -> None:
         super().__init__(*args, **fields)
@@ -123,10 +124,20 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.write(
             STATUS_LINE[status]
             + b"content-type: application/json\r\nconnection: close\r\n"
+            + self._cors_headers()
             + b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (new_id().encode(), len(body))
             + body
         )
         self.transport.close()
+
+    def _cors_headers(self) -> bytes:
+        """Return the headers by which a web page may read a refusal, if its origin has come."""
+        origin = dict(self.headers or []).get(b"origin", b"")
+        if not self.cors_origins & {b"*", origin}:
+            return b""
+        allowed = b"*" if b"*" in self.cors_origins else origin + b"\r\nvary: Origin"
+        exposed = b"access-control-expose-headers: x-request-id\r\n"
+        return b"access-control-allow-origin: " + allowed + b"\r\n" + exposed
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         cycle.scope[CONNECTION] = self  # type: ignore[literal-required]
@@ -171,5 +182,6 @@ def limited_protocol(config: FrontendConfig) -> type[LimitedProtocol]:
     class Protocol(LimitedProtocol):
         max_head_bytes = config.max_head_bytes
         head_timeout_s = config.head_timeout_s
+        cors_origins = frozenset(each.encode() for each in config.allowed_origins)
 
     return Protocol

@@ -69,15 +69,16 @@ class ChatRequest(RequestBody, frozen=True, kw_only=True):
             for index, message in enumerate(self.messages)
         ]
 
-    def template_variables(self) -> dict[str, Any]:
+    def template_variables(self, *, shows_unused_tools: bool = False) -> dict[str, Any]:
         """Return the variables of the chat template beside the messages.
 
+        Tools that the answer may not call are among them with `shows_unused_tools`.
         `chat_template_kwargs` take precedence over those that other fields stand for. Templates
         know the switch of reasoning under two names.
         """
         variables: dict[str, Any] = {}
-        if self.usable_tools:
-            variables["tools"] = msgspec.to_builtins(self.usable_tools)
+        if tools := self.tools if shows_unused_tools else self.usable_tools:
+            variables["tools"] = msgspec.to_builtins(tools)
         if self.documents is not None:
             variables["documents"] = self.documents
         if self.reasoning_effort is not None:

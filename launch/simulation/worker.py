@@ -37,6 +37,7 @@ class WorkerFigures(msgspec.Struct, frozen=True):
     block_size: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16
     max_num_seqs: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)] = 128
     decode_step_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] = DECODE_STEP_TOKENS
+    model: str = ""  # whose worker has learned the costs; empty: not known
 
     def step_tokens(self, role: WorkerRole) -> int:
         """Return the most tokens in one step of a worker that begins in `role`."""

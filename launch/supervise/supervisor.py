@@ -26,6 +26,7 @@ from tandem.launch.supervise.run_dir import make_run_dir
 from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.etcd import EtcdDiscovery
+from tandem.runtime.lifecycle import handled
 from tandem.runtime.local_clusters import LocalCluster, announced, started_s, token_path
 from tandem.runtime.printable import masked
 from tandem.runtime.private_file import write_private
@@ -77,19 +78,17 @@ class Supervisor(ABC):
 
     async def run(self) -> int:
         """Return the exit code. Raise TandemError when a child cannot be started or kept up."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal)
         async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(handled(self._on_signal, self._stop.is_set))
             stack.push_async_callback(self._shutdown)
             if await self._unless_stopped(self._startup()):
                 if self._is_announced():
-                    stack.enter_context(announced(self._cluster()))
+                    stack.enter_context(announced(self._cluster(), self._report.warn))
                 self._report_ready()
                 await self._unless_stopped(self._keep_all())
         return 130 if self._num_signals > 1 else 0
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, _: signal.Signals) -> None:
         self._num_signals += 1
         self._stop.set()
         if self._num_signals > 1:

@@ -62,6 +62,33 @@ async def test_a_worker_takes_its_own_ticket_back_and_computes_the_prompt(
         await pair.balanced()
 
 
+async def test_a_worker_is_not_asked_for_a_prompt_beyond_its_context(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, node = pair.one, pair.two.node
+    assert node.max_prompt_tokens == pair.two.worker.engine.max_model_len - 1
+    node.max_prompt_tokens = 16
+    await register_instance(node, node.instance(pair.two.prefill.endpoint))
+    known = one.decode._prefill_instances.items
+    await eventually(lambda: known[node.instance_id].max_prompt_tokens == 16)
+    caplog.clear()
+    for num_tokens, place in ((16, "remote"), (17, "local")):
+        prompt = fresh_prompt(num_tokens, seed=3)
+        answer = await pair.ask(one, prompt, place="remote")
+        assert await answer.whole() == pair.undisturbed(prompt)
+        assert answer.report is not None and answer.report.place == place
+    assert answer.report.reason == "no prefill worker"
+    assert not [each for each in caplog.records if each.levelname == "WARNING"]
+
+
+async def test_a_ticket_beyond_its_context_is_left_to_other_workers(pair: Pair) -> None:
+    pair.two.node.max_prompt_tokens = 16  # not yet known to the other one
+    prompt = fresh_prompt(21, seed=4)
+    answer = await pair.ask(pair.one, prompt, place="remote")
+    assert await answer.whole() == pair.undisturbed(prompt)
+    assert answer.report is not None and answer.report.place == "local"
+
+
 @pytest.mark.parametrize(("role", "num_tokens"), [("both", 16), ("prefill", 16), ("decode", 2048)])
 async def test_a_worker_that_begins_with_the_prompts_of_others_has_the_device_s_longest_steps(
     role: WorkerRole,

@@ -170,6 +170,7 @@ async def test_a_handler_that_gives_up_and_one_that_fails_differ_for_the_caller(
         ((TOKENS, BOTH), {"kv_cache_block_size": 1.5}, "kv_cache_block_size"),
         ((TOKENS, BOTH), {"migration_limit": -1}, "migration_limit"),
         ((TOKENS, BOTH), {"model_name": ""}, "model_name"),
+        ((TOKENS, BOTH), {"model_name": "mod\udcc3\udca8le"}, "model_name"),
         ((TOKENS, BOTH), {"custom_template_path": "/nowhere"}, "custom_template_path"),
         ((ModelInput.Text, BOTH), {"custom_template_path": "/nowhere"}, "custom_template_path"),
         ((ModelInput.Text, BOTH), {"user_data": {"a": object()}}, "user_data"),
