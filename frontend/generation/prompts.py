@@ -91,7 +91,7 @@ class PromptMaker:
                 continues_last=bool(body.continue_final_message),
             )
 
-        num_characters = sum(len(message["content"] or "") for message in messages)
+        num_characters = sum(len(message["content"]) for message in messages)
         if num_characters <= _INLINE_CHARACTERS:
             try:
                 return render(_INLINE_RENDER_S)

@@ -75,7 +75,7 @@ async def test_a_chat_can_end_without_a_prompt_for_the_answer(stack: Stack) -> N
 async def test_the_last_message_can_be_continued(stack: Stack) -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well, "}]
     await stack.chat(messages=messages, continue_final_message=True)
-    assert prompt_of(stack.worker.requests[-1]).endswith("<|im_start|>assistant\nWell,")
+    assert prompt_of(stack.worker.requests[-1]).endswith("<|im_start|>assistant\nWell, ")
 
 
 @pytest.mark.parametrize("num_logprobs", [None, 1])
