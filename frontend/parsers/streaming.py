@@ -18,7 +18,10 @@ from tandem.runtime.address import new_id
 
 
 class StreamingParser:
-    """Parser of one choice. `max_calls` makes the text of further calls content."""
+    """Parser of one choice. `max_calls` makes the text of further calls content.
+
+    `only_calls` says that the text can be nothing but calls after the reasoning.
+    """
 
     def __init__(
         self,
@@ -27,11 +30,13 @@ class StreamingParser:
         starts_reasoning: bool = False,
         schemas: Schemas | None = None,
         max_calls: int | None = None,
+        only_calls: bool = False,
     ) -> None:
         self._format = format
         self._tools = format.tools
         self._schemas = schemas or {}
         self._max_calls = max_calls
+        self._only_calls = only_calls
         self._buffer = ""
         self._is_end = False
         self._pieces: list[Piece] = []
@@ -54,9 +59,25 @@ class StreamingParser:
         self._buffer += text
         return self._run()
 
-    def finish(self) -> list[Piece]:
+    @property
+    def is_in_call(self) -> bool:
+        return self._state == self._arguments and not self._json.is_whole
+
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
+        if is_cut and self._state != self._reasoning and self._may_be_call:
+            self._buffer = ""
+            return []
         self._is_end = True
         return self._run()
+
+    @property
+    def _may_be_call(self) -> bool:
+        """True if the text held back can only be the beginning of a call."""
+        if self._only_calls or self._state in (self._after, self._last):
+            return True
+        if self._state == self._content:
+            return self._num_calls > 0 and self._trims  # nothing has followed the last call
+        return self._state == self._call and bool(self._mark)
 
     def _run(self) -> list[Piece]:
         self._pieces = []

@@ -93,7 +93,7 @@ async def test_thinking_text_and_calls_are_blocks_of_their_own(
 ) -> None:
     monkeypatch.setattr(AnswerFormat, "new_parser", lambda *_: LetterParser())
     stack.worker.script = answer_with('~hm, ~hello f:{"a": 1}')
-    monkeypatch.setattr(LetterParser, "finish", lambda _: [])
+    monkeypatch.setattr(LetterParser, "finish", lambda _, is_cut: [])
     whole = (await message(stack)).json()
     assert [block["type"] for block in whole["content"]] == ["thinking", "text", "tool_use"]
     assert whole["content"][0]["thinking"] == "hm, " and whole["content"][1]["text"] == "hello "
