@@ -82,6 +82,13 @@ class Conversation:
         self.messages: list[dict[str, Any]] = []
         self._num_blocks = 0
 
+    @property
+    def is_begun_answer(self) -> bool:
+        """True if the last message is the beginning of the answer, which the model continues."""
+        last = self.messages[-1]
+        text = last.get("content") or ""
+        return last["role"] == "assistant" and "tool_calls" not in last and bool(text.strip())
+
     def add_system(self, raw: Raw) -> None:
         """Add the system prompt, text or blocks of text, unless it is null."""
         if not is_null(raw):

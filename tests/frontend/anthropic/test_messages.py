@@ -114,6 +114,30 @@ async def test_arguments_that_are_no_object_are_not_lost(
     assert (await message(stack)).json()["content"][0]["input"] == {"arguments": "[1."}
 
 
+async def test_text_of_the_assistant_at_the_end_is_the_beginning_of_the_answer(
+    stack: Stack,
+) -> None:
+    begun = "Once upon a\n\n"
+    blocks = [{"type": "text", "text": "Once "}, {"type": "text", "text": "upon a\n\n"}]
+    for content in (begun, blocks):
+        messages = [*MESSAGES, {"role": "assistant", "content": content}]
+        assert (await message(stack, messages=messages)).json()["content"][0]["text"] == ANSWER
+        prompt = prompt_tokens(stack.worker.requests[-1])
+        assert prompt_of(stack.worker.requests[-1]).endswith(f"<|im_start|>assistant\n{begun}")
+        body = {"model": MODEL, "messages": messages}
+        counted = await stack.http.post("/v1/messages/count_tokens", json=body)
+        assert counted.json() == {"input_tokens": len(prompt)}
+
+
+async def test_a_last_message_that_only_calls_or_is_empty_is_no_beginning(stack: Stack) -> None:
+    call = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+    for content in ([call], [{"type": "text", "text": "x"}, call], "", []):
+        messages = [*MESSAGES, {"role": "assistant", "content": content}]
+        assert (await message(stack, messages=messages)).status_code == 200
+        end = prompt_of(stack.worker.requests[-1])
+        assert end.endswith("<|im_end|>\n<|im_start|>assistant\n")
+
+
 @pytest.mark.parametrize(
     ("fields", "reason", "sequence"),
     [
