@@ -168,7 +168,7 @@ class StreamSink:
         self._has_continuous_usage = answer.plan.body.has_continuous_usage
 
     async def first(self, run: ChoiceRun) -> bytes:
-        if not self._exchange.is_started:
+        if not self._exchange.has_events:
             await self._exchange.start_stream(self._answer.headers(run, self._exchange))
         echo, listed = run.choice.prompt.echo, await echoed_logprobs(run)
         writer = self._writers[run.choice.index]
