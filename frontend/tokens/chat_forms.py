@@ -5,12 +5,15 @@ as text, and some fail where a tool has no description. The first form that a te
 the one its model was trained on.
 """
 
+import hashlib
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import Any
 
 import msgspec
 
 Message = dict[str, Any]
+_ID_LENGTH = 9  # of Mistral's call ids
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # the names that templates read
 
 
@@ -25,26 +28,66 @@ def forms(variables: dict[str, Any]) -> Iterator[dict[str, Any]]:
     The arguments of calls are text in `variables`.
     """
     tools = variables["tools"]
-    toolsets = [tools]
-    if tools and (completed := list(map(_completed, tools))) != tools:
-        toolsets.append(completed)
+    toolsets = [tools, list(map(_completed, tools or []))]
+    if toolsets[0] == toolsets[1]:
+        del toolsets[1]
     for messages in _conversations(variables["messages"]):
         for toolset in toolsets:
             yield {**variables, "messages": messages, "tools": toolset}
 
 
 def _conversations(given: list[Message]) -> Iterator[list[Message]]:
-    """Yield the messages with the arguments as objects, as text, and both without reasoning.
+    """Yield the messages with arguments as objects and as text; then as simple as they can be.
 
-    Some templates refuse reasoning beside the content of a message that calls.
+    Some templates refuse two calls in a message, ids of another length, or reasoning beside the
+    content of a message that calls.
     """
-    with_objects = list(map(_with_objects, given))
-    yield with_objects
-    if with_objects != given:
-        yield given
-    without = list(map(_without_reasoning, given))
-    if without != given:
-        yield from _conversations(without)
+    seen: list[list[Message]] = []
+    for simplify in (list, _with_single_calls, _without_reasoning):
+        simpler = simplify(seen[-1] if seen else given)
+        if simpler in seen:
+            continue
+        seen.append(simpler)
+        with_objects = list(map(_with_objects, simpler))
+        yield with_objects
+        if with_objects != simpler:
+            yield simpler
+
+
+def _with_single_calls(messages: list[Message]) -> list[Message]:
+    """Return each call in a message of its own before its results, and with an id of nine."""
+    kept: list[Message] = []
+    taken: set[int] = set()  # places of results that stand behind their calls now
+    for index, message in enumerate(messages):
+        calls = message.get("tool_calls", ())
+        if len(calls) < 2:
+            kept += [] if index in taken else [_with_short_ids(message)]
+            continue
+        rest = range(index + 1, len(messages))
+        results = list(takewhile(lambda place: messages[place]["role"] == "tool", rest))
+        for number, call in enumerate(calls):
+            alone = {"role": "assistant", "content": ""} if number else message
+            kept.append(_with_short_ids(alone | {"tool_calls": [call]}))
+            for place in results:
+                if place not in taken and messages[place]["tool_call_id"] == call["id"]:
+                    taken.add(place)
+                    kept.append(_with_short_ids(messages[place]))
+    return kept
+
+
+def _with_short_ids(message: Message) -> Message:
+    if "tool_call_id" in message:
+        return message | {"tool_call_id": _short_id(message["tool_call_id"])}
+    if "tool_calls" not in message:
+        return message
+    calls = [call | {"id": _short_id(call["id"])} for call in message["tool_calls"]]
+    return message | {"tool_calls": calls}
+
+
+def _short_id(call_id: str) -> str:
+    if len(call_id) == _ID_LENGTH and call_id.isalnum() and call_id.isascii():
+        return call_id
+    return hashlib.blake2b(call_id.encode(), digest_size=_ID_LENGTH).hexdigest()[:_ID_LENGTH]
 
 
 def _with_objects(message: Message) -> Message:
@@ -72,8 +115,11 @@ def as_object(arguments: str) -> dict[str, Any]:
     return {} if value is None else {"arguments": arguments}
 
 
-def _without_reasoning(message: Message) -> Message:
-    return {name: value for name, value in message.items() if name not in _REASONING}
+def _without_reasoning(messages: list[Message]) -> list[Message]:
+    return [
+        {name: value for name, value in message.items() if name not in _REASONING}
+        for message in messages
+    ]
 
 
 def _completed(tool: dict[str, Any]) -> dict[str, Any]:

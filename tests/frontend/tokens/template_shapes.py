@@ -94,7 +94,7 @@ SHAPES: dict[str, str] = {
     ),
     "call ids of nine": (
         "{% for m in messages %}{% if m.tool_calls %}[TOOL_CALLS][{% for c in m.tool_calls %}"
-        "{% if not c.id is defined or c.id | length < 9 %}{{ raise_exception('short id') }}"
+        "{% if not c.id is defined or c.id | length != 9 %}{{ raise_exception('id of 9') }}"
         "{% endif %}{{ (c.function | tojson)[:-1] }}, \"id\": \"{{ c.id[-9:] }}\"}"
         "{{ ', ' if not loop.last }}{% endfor %}]</s>{% elif m.role == 'tool' %}[TOOL_RESULTS]"
         '{"content": {{ m.content }}, "call_id": "{{ m.tool_call_id[-9:] }}"}[/TOOL_RESULTS]'
