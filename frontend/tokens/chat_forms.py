@@ -28,9 +28,9 @@ def forms(variables: dict[str, Any]) -> Iterator[dict[str, Any]]:
     The arguments of calls are text in `variables`.
     """
     tools = variables["tools"]
-    toolsets = [tools, list(map(_completed, tools or []))]
-    if toolsets[0] == toolsets[1]:
-        del toolsets[1]
+    toolsets = [tools]
+    if (completed := _with_all_fields(tools)) != tools:
+        toolsets.append(completed)
     for messages in _conversations(variables["messages"]):
         for toolset in toolsets:
             yield {**variables, "messages": messages, "tools": toolset}
@@ -122,8 +122,16 @@ def _without_reasoning(messages: list[Message]) -> list[Message]:
     ]
 
 
-def _completed(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool with all fields of a function."""
+def _with_all_fields(tools: object) -> object:
+    """Return tools whose functions have all fields. What a client gave instead is left as it is."""
+    if tools is None:
+        return []
+    return list(map(_completed, tools)) if isinstance(tools, list) else tools
+
+
+def _completed(tool: object) -> object:
+    if not isinstance(tool, dict) or not isinstance(tool.get("function"), dict):
+        return tool
     function = dict(tool["function"])
     function.setdefault("description", "")
     function.setdefault("parameters", {"type": "object", "properties": {}})

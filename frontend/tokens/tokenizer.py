@@ -71,8 +71,9 @@ class ModelText:
         if continues_last:
             marked = messages[-1] | {"content": messages[-1]["content"] + _MARK}
             messages = [*messages[:-1], marked]
-        variables = {"tools": None, "documents": None, **self._special_tokens, **extra}
+        variables = {"documents": None, **self._special_tokens, **extra}
         variables |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
+        variables.setdefault("tools", None)
         text = _rendered(template, variables, max_characters, limit_s)
         return _without_end(text) if continues_last and len(text) <= max_characters else text
 
@@ -125,8 +126,10 @@ def _rendered(
     for form in forms(variables):
         try:
             return template.render(form, max_characters, end_s - time.thread_time())
-        except TemplateTimeError:
-            raise
+        except TemplateTimeError as error:
+            raise TemplateTimeError(
+                f"the chat template took over {limit_s:g} s for these messages", param="messages"
+            ) from error
         except InvalidRequestError as error:
             refusal = refusal or error
     assert refusal is not None

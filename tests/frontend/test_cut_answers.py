@@ -33,7 +33,8 @@ USER = {"role": "user", "content": "Hi"}
 FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}}
 TOOL = {"type": "function", "function": FUNCTION}
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": ["é", 1]}}\n</tool_call>'
-TEXT = f"<think>\nHm.\n</think>\n\nI look.{CALL}\n{CALL}"
+SHORT = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+TEXT = f"<think>Hm.</think>\nI look.{SHORT}\n{CALL}"
 NUM_TOKENS = len(token_ids(TEXT))
 Answer = dict[str, Any]
 
@@ -219,6 +220,11 @@ def whole(response: httpx.Response) -> tuple[dict[str, str], str]:
                 "tools": [{"name": "f", "input_schema": {"type": "object"}}],
             },
             lambda answer: answer["stop_reason"] == "end_turn",
+        ),
+        (
+            "/v1/responses",
+            {"input": "Hi", "tools": [{"type": "function", **FUNCTION}]},
+            lambda answer: answer["output"][-1]["status"] == "incomplete",
         ),
     ],
 )

@@ -19,6 +19,7 @@ from tests.frontend.frontend_stack import (
 from tests.frontend.generation.test_choices import scored
 
 TAGGED = "Hi<|im_start|>there<added word>"
+CALLING = {"role": "assistant", "content": "x", "tool_calls": [{"function": {"name": "f"}}]}
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -173,6 +174,7 @@ async def test_a_field_without_effect_is_accepted(stack: Stack, fields: dict[str
         {"documents": [{}] * 257}, {"chat_template": "x"}, {"mm_processor_kwargs": {}},
         {"kv_transfer_params": {}}, {"vllm_xargs": {"a": 1}}, {"request_id": "x"},
         {"thinking_token_budget": 1}, {"echo": True}, {"continue_final_message": True},
+        {"continue_final_message": True, "messages": [CALLING]},
         {"stream_options": {"continuous_usage_stats": True}, "stream": True},
     ],
     ids=lambda fields: next(iter(fields)),

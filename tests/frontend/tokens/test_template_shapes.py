@@ -194,6 +194,13 @@ def test_calls_that_a_template_refuses_together_are_rendered_one_by_one() -> Non
     assert rendered(text_of(template), given) == oracle(template, given | {"messages": apart})
 
 
+@pytest.mark.parametrize("given", ["x", 5, {"a": 1}, ["x"], [{"function": "f"}], [None]])
+def test_variables_of_a_client_that_are_no_tools_are_its_own_error(given: object) -> None:
+    body = {"messages": [USER], "chat_template_kwargs": {"tools": given}}
+    for template in SHAPES.values():
+        rendered(text_of(template + "{# tools #}"), body)
+
+
 def test_ids_that_a_template_refuses_are_rendered_as_short_ones() -> None:
     messages = CONVERSATIONS["steps"]["messages"]
     text = text_of(SHAPES["call ids of nine"] + "{# tools #}")
