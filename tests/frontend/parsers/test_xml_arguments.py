@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.frontend.generation.pieces import Content, ToolCallDelta
@@ -160,6 +160,7 @@ def test_a_schema_whose_references_multiply_is_read_once() -> None:
     assert not ArgumentTypes(schema).of("x").takes("5")
 
 
+ARGUMENTS: list[dict[str, Any]] = [STRING, {"anyOf": [STRING, NULL]}, {}, INTEGER]
 TAGS = ["</parameter>", "</function>", "</tool_call>", "<parameter=", "</arg_value>", "<arg_key>",
         "<tool_call>", "\n", " ", "x", "é", '"', "\\", "<", "</"]  # fmt: skip
 LOOKS_ALIKE = [
@@ -171,7 +172,7 @@ LOOKS_ALIKE = [
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("value", LOOKS_ALIKE)
-@pytest.mark.parametrize("argument", [STRING, {"anyOf": [STRING, NULL]}, {}])
+@pytest.mark.parametrize("argument", ARGUMENTS[:3])
 def test_tags_in_an_argument_are_part_of_it(
     format: str, value: str, argument: dict[str, Any]
 ) -> None:
@@ -217,3 +218,23 @@ def test_a_call_that_an_end_token_cuts_is_still_open(format: str) -> None:
     pieces = parser.push(text[:end]) + parser.finish()
     assert parser.is_in_call and not any(isinstance(piece, Content) for piece in pieces)
     assert joined(pieces)[2] == [("f", '{"x": "Pa')]
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_a_call_is_read_alike_in_any_split_and_wherever_it_is_cut(data: st.DataObject) -> None:
+    format, argument = data.draw(st.sampled_from(FORMATS)), data.draw(st.sampled_from(ARGUMENTS))
+    parts = st.lists(st.sampled_from([*TAGS, "null", "<parameter=y>", "5"]), max_size=10)
+    text = written(format, data.draw(parts.map("".join))) + data.draw(parts.map("".join))
+    text = text[: data.draw(st.integers(0, len(text)))]
+    places = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    is_cut = data.draw(st.booleans())
+
+    def answer(ends: list[int]) -> object:
+        parser = StreamingParser(output_format("none", format), schemas={"f": schema_of(argument)})
+        pieces = []
+        for start, end in pairwise([0, *ends, len(text)]):
+            pieces += parser.push(text[start:end]) if start < end else []
+        return joined(pieces + parser.finish(is_cut=is_cut)), parser.is_in_call
+
+    assert answer(places) == answer([])
