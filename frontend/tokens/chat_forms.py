@@ -39,11 +39,11 @@ def forms(variables: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _conversations(given: list[Message]) -> Iterator[list[Message]]:
     """Yield the messages with arguments as objects and as text; then as simple as they can be.
 
-    Some templates refuse two calls in a message, ids of another length, or reasoning beside the
-    content of a message that calls.
+    Some templates refuse two messages of a role, two calls in a message, ids of another length, or
+    reasoning beside the content of a message that calls.
     """
     seen: list[list[Message]] = []
-    for simplify in (list, _with_single_calls, _without_reasoning):
+    for simplify in (list, _with_joined_turns, _with_single_calls, _without_reasoning):
         simpler = simplify(seen[-1] if seen else given)
         if simpler in seen:
             continue
@@ -52,6 +52,22 @@ def _conversations(given: list[Message]) -> Iterator[list[Message]]:
         yield with_objects
         if with_objects != simpler:
             yield simpler
+
+
+def _with_joined_turns(messages: list[Message]) -> list[Message]:
+    """Return one message for those of one role, and a user's text with the result before it."""
+    kept: list[Message] = []
+    for message in messages:
+        role, last = message["role"], kept[-1] if kept else {"role": ""}
+        is_more_of_user = role == "user" and last["role"] in ("user", "tool")
+        is_more_of_answer = role == last["role"] == "assistant" and "tool_calls" not in last
+        if is_more_of_user or is_more_of_answer:
+            texts = [text for text in (last["content"], message["content"]) if text]
+            joined = message | last | {"content": "\n\n".join(texts)}
+            kept[-1] = joined
+        else:
+            kept.append(message)
+    return kept
 
 
 def _with_single_calls(messages: list[Message]) -> list[Message]:

@@ -101,6 +101,13 @@ SHAPES: dict[str, str] = {
         "{% elif m.role == 'assistant' %} {{ m.content }}</s>{% else %}[INST] {{ m.content }}"
         "[/INST]{% endif %}{% endfor %}"
     ),
+    "alternating but for calls": (
+        "{% set ns = namespace(index=0) %}{% for m in messages %}{% if m.role == 'user' or "
+        "(m.role == 'assistant' and m.tool_calls is not defined) %}{% if (m.role == 'user') != "
+        "(ns.index % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+        "{% set ns.index = ns.index + 1 %}{% endif %}[{{ m.role }}]{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}[/]{% endfor %}"
+    ),
     "arguments added as text": (
         "{{ bos_token }}{% for m in messages %}"
         "{% if m['role'] == 'assistant' and m['tool_calls'] %}"

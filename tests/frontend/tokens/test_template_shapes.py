@@ -201,6 +201,23 @@ def test_variables_of_a_client_that_are_no_tools_are_its_own_error(given: object
         rendered(text_of(template + "{# tools #}"), body)
 
 
+def test_messages_that_do_not_alternate_are_joined_for_templates_that_want_it() -> None:
+    """An agent adds text to the results of its tools."""
+    said = {"role": "assistant", "content": "I look."}
+    given = [USER, said, calls(), result(), USER, ANSWER, USER, USER]
+    joined = [
+        USER,
+        calls(content="I look."),
+        result(content=f"18\n\n{USER['content']}"),
+        ANSWER,
+        USER | {"content": "Weather?\n\nWeather?"},
+    ]
+    template = SHAPES["alternating but for calls"] + "{# tools #}"
+    expected = oracle(template, {"messages": joined, "tools": tools()})
+    assert oracle(template, {"messages": given, "tools": tools()}) is None
+    assert rendered(text_of(template), {"messages": given, "tools": tools()}) == expected
+
+
 def test_ids_that_a_template_refuses_are_rendered_as_short_ones() -> None:
     messages = CONVERSATIONS["steps"]["messages"]
     text = text_of(SHAPES["call ids of nine"] + "{# tools #}")
