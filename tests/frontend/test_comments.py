@@ -11,9 +11,11 @@ import pytest
 
 from tandem.frontend.config import FrontendConfig
 from tandem.runtime.context import RequestContext
-from tandem.runtime.messages import GenerateRequest
+from tandem.runtime.errors import UnavailableError
+from tandem.runtime.messages import GenerateRequest, TextRequest
 from tandem.runtime.plane.server import Responder
 from tests.frontend.frontend_stack import ANSWER, MODEL, Stack, answer_with, sending
+from tests.frontend.text.text_stack import TEXT_MODEL, add_text_worker, delta, says
 
 COMMENT = ": waiting"
 USER: Any = {"role": "user", "content": "Hi"}
@@ -107,3 +109,28 @@ async def test_a_whole_answer_and_an_error_in_time_are_as_without_comments(slow:
     assert response.json()["choices"][0]["message"]["content"] == ANSWER
     assert response.headers["x-tandem-decode-instance"]
     assert (await slow.chat(stream=True, temperature=9)).status_code == 400
+
+
+async def test_another_worker_of_a_text_model_can_still_answer_after_a_comment(
+    slow: Stack,
+) -> None:
+    proceed = asyncio.Event()
+    asked: list[str] = []
+
+    async def script(request: TextRequest, context: RequestContext, responder: Responder) -> None:
+        asked.append(request.request_id)
+        await proceed.wait()
+        if len(asked) == 1:
+            raise UnavailableError("stopping")
+        await says(delta("Hello", "stop"))(request, context, responder)
+
+    for _ in range(2):
+        await add_text_worker(slow, script)
+    body = {"model": TEXT_MODEL, "stream": True, "messages": [USER]}
+    lines = []
+    async with slow.http.stream("POST", "/v1/chat/completions", json=body) as response:
+        async for line in response.aiter_lines():
+            lines.append(line)
+            proceed.set()
+    assert lines[0] == COMMENT and len(asked) == 2
+    assert any('"content":"Hello"' in line for line in lines)
