@@ -52,7 +52,7 @@ class ToolResult(msgspec.Struct, frozen=True):
     """The result of a call."""
 
     tool_use_id: str
-    content: Raw = Raw(b'""')
+    content: Raw = NULL
     is_error: bool | None = None
     type: Literal["tool_result"] = "tool_result"
     cache_control: Raw = NULL
@@ -81,6 +81,13 @@ class Conversation:
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self._num_blocks = 0
+
+    @property
+    def is_begun_answer(self) -> bool:
+        """True if the last message is the beginning of the answer, which the model continues."""
+        last = self.messages[-1]
+        text = last.get("content") or ""
+        return last["role"] == "assistant" and "tool_calls" not in last and bool(text.strip())
 
     def add_system(self, raw: Raw) -> None:
         """Add the system prompt, text or blocks of text, unless it is null."""
@@ -136,7 +143,9 @@ class Conversation:
             self.messages.append({"role": role, "content": "\n\n".join(texts)})
 
     def _joined(self, raw: Raw, where: str) -> str:
-        """Return the text of a field that is text or a list of text blocks."""
+        """Return the text of a field that is text, a list of text blocks, or null."""
+        if is_null(raw):
+            return ""
         if begins(raw, b'"'):
             return self._text(raw, where)
         texts = []

@@ -69,6 +69,8 @@ class Conversing(msgspec.Struct, frozen=True, kw_only=True):
         conversation.add_system(self.system)
         conversation.add_all(self.messages)
         fields: dict[str, Any] = {"model": self.model, "messages": conversation.messages}
+        if conversation.is_begun_answer:
+            fields |= {"continue_final_message": True, "add_generation_prompt": False}
         if self.thinking is not None and self.thinking.type == "disabled":
             fields["reasoning_effort"] = "none"
         elif self.output_config is not None and self.output_config.effort is not None:

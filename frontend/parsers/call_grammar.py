@@ -10,8 +10,8 @@ from typing import Any
 
 from tandem.frontend.openai.constraints import quoted
 from tandem.frontend.openai.tools import Function
+from tandem.frontend.parsers.argument_types import Allowed, ArgumentTypes
 from tandem.frontend.parsers.formats import ReasoningFormat, ToolFormat
-from tandem.frontend.parsers.syntaxes import is_text
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.messages import Grammar
 
@@ -118,24 +118,27 @@ class AnswerGrammar:
             )
         properties = properties or {}
         ordered = sorted(properties, key=lambda name: name not in required)
+        types = ArgumentTypes(schema)
         for place, name in enumerate(ordered):
             rule = f"value_{index}_{place}"
             before, after = around(name)
-            self._rules.append(
-                f"{rule}: {self._text(before)} {self._value(rule, properties[name], schema, after)}"
+            value = self._value(types.of(name), properties[name], schema)
+            until = (
+                f"{value} {self._text(after)}" if value else self._text_until(after, f"{rule}_text")
             )
+            self._rules.append(f"{rule}: {self._text(before)} {until}")
             parts.append(rule if name in required else f"{rule}?")
         return " ".join(parts)
 
-    def _value(self, rule: str, schema: Any, whole: dict[str, Any], after: str) -> str:
-        """Return a value and the text after it. Strings stand without quotes."""
-        if isinstance(schema, dict) and is_text(schema):
-            if isinstance(schema.get("enum"), list):
-                return f"({' | '.join(map(quoted, schema['enum']))}) {self._text(after)}"
-            return self._text_until(after, f"{rule}_text")
+    def _value(self, allowed: Allowed, schema: Any, whole: dict[str, Any]) -> str:
+        """Return a value; empty for any text. Strings stand without quotes."""
+        if allowed.is_text:
+            return ""
+        if not allowed.types:  # single values
+            return f"({' | '.join(map(_bare, allowed.single.values()))})"
         definitions = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
         inner = {} if schema is True or not isinstance(schema, dict) else schema
-        return f"%json {json.dumps(definitions | inner)} {self._text(after)}"
+        return f"%json {json.dumps(definitions | inner)}"
 
     def _text_until(self, end: str, rule: str) -> str:
         """Add a rule for any text and the start of `end`. Returns the rule and the rest of `end`.
@@ -158,6 +161,11 @@ class AnswerGrammar:
             for part in re.split(f"({pattern})", text)
             if part
         ]
+
+
+def _bare(value: object) -> str:
+    """Return a single value as it stands in an argument, as Lark has it."""
+    return quoted(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
 def _for_slashes(regex: str) -> str:

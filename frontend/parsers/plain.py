@@ -7,9 +7,10 @@ class PlainParser:
     """Parser of models without a format for reasoning or tool calls."""
 
     __slots__ = ()
+    is_in_call = False
 
     def push(self, text: str) -> list[Piece]:
         return [Content(text)]
 
-    def finish(self) -> list[Piece]:
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
         return []

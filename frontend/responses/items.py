@@ -110,7 +110,7 @@ def user_message(text: Raw) -> Message:
 
 def read_items(raw: bytes | Raw, where: str = "input") -> list[Item]:
     """Return the items of a list. Raises InvalidRequestError naming the field."""
-    raws = read_list(raw, MAX_MESSAGES, where, 1)
+    raws = read_list(raw, MAX_MESSAGES, where)
     items = [_read_item(item, f"{where}[{index}]") for index, item in enumerate(raws)]
     num_parts = sum(map(_num_parts, items))
     if num_parts > MAX_CONTENT_PARTS:
