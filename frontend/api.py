@@ -6,6 +6,7 @@ from typing import Protocol
 
 import msgspec
 
+from tandem.frontend.bodies.ignored import Ignored
 from tandem.frontend.http.exchange import ErrorShape, Exchange
 from tandem.frontend.request_log import RequestRecord
 from tandem.runtime.context import RequestContext
@@ -21,6 +22,12 @@ class Call(msgspec.Struct):
     context: RequestContext
     record: RequestRecord
     num_reserved: int = 0  # tokens, of the client's limit
+    clamps_max_tokens: bool = False  # to what the prompt leaves, whatever the config says
+
+    @property
+    def ignored(self) -> Ignored:
+        """The fields that the answer leaves out of account."""
+        return self.exchange.ignored
 
     @property
     def owner(self) -> str:

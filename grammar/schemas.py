@@ -27,11 +27,15 @@ _NO_VALUE = "it allows no value, or refers to itself without an end"
 
 _NO_VALUE = "allows no value, or refers to itself without an end"
 _REASONS = (
-    (re.compile(r"Unimplemented keys: .*"), "is not supported"),
-    (re.compile(r"oneOf constraints are not .*"), "has schemas that may overlap; use anyOf"),
+    (re.compile(r"Unimplemented keys: .*"), "not supported"),
+    (
+        re.compile(r"oneOf constraints are not .*"),
+        "its schemas may overlap, which is not supported; use anyOf",
+    ),
     (re.compile(r"NoExtensionBias\b.*", re.DOTALL), _NO_VALUE),
     (re.compile(r"Unsatisfiable schema: (.*)", re.DOTALL), r"\1"),
-    (re.compile(r"Resource '.*", re.DOTALL), "refers to another document, which is not fetched"),
+    (re.compile(r"(?:invalid regex .*)?regex parse error:.*\nerror: (.*)", re.DOTALL), r"\1"),
+    (re.compile(r"Resource '.*", re.DOTALL), "another document, which is not fetched"),
 )
 
 Refusal = Callable[[Any], str]  # the reason against a schema by itself; empty where it compiles
@@ -165,29 +169,36 @@ class _Search:
         self._reason = reason
         self._refusal = refusal
         self._deadline = deadline
+        self._seen: set[Path] = set()  # parts that are refused
 
     def path(self) -> Path:
         """Return the path of that part, or of the keyword in it that the reason is about."""
-        path: Path = ()
-        seen: set[Path] = set()
-        while path not in seen:
-            seen.add(path)
-            here = json_schema.at(self._schema, path)
-            inner = (
-                path + step
-                for step, each in json_schema.subschemas(here)
-                if step[0] not in json_schema.DEFINITIONS
-                and json_schema.path_of(each.get("$ref"), self._schema) not in seen
-            )
-            found = next((each for each in inner if self._is_refused(each)), None)
-            if found is None:
-                key = self._keyword(path)
-                target = json_schema.path_of(here[key], self._schema) if key == "$ref" else None
-                if target is None or target in seen or not self._is_refused(target):
-                    return path if key is None else (*path, key)
-                found = target
-            path = found
-        return path
+        leaf = self._leaf(()) or ()
+        key = self._keyword(leaf)
+        return leaf if key is None else (*leaf, key)
+
+    def _leaf(self, path: Path) -> Path | None:
+        """Return a part that is refused and has none below it that is; None if all were seen."""
+        self._seen.add(path)
+        is_leaf = True
+        for part in self._parts(path):
+            if part in self._seen:
+                is_leaf = False
+            elif self._is_refused(part):
+                is_leaf = False
+                if (found := self._leaf(part)) is not None:
+                    return found
+        return path if is_leaf else None
+
+    def _parts(self, path: Path) -> list[Path]:
+        """Return the paths of the schemas right below one, and of the one that it refers to."""
+        here = json_schema.at(self._schema, path)
+        if not isinstance(here, dict):
+            return []
+        steps = (step for step, _ in json_schema.subschemas(here))
+        parts = [path + step for step in steps if step[0] not in json_schema.DEFINITIONS]
+        target = json_schema.path_of(here.get("$ref"), self._schema)
+        return parts if target is None or target == path else [*parts, target]
 
     def _is_refused(self, path: Path) -> bool:
         """Return True if the part at `path` is refused for the reason; False out of time."""

@@ -148,3 +148,19 @@ def text_of(path: Path) -> str:
         else f"[{short(step)!r}]"
         for step in path
     )
+
+
+WHOLE = text_of(_WHOLE)  # the path of a schema in the document of one of its parts
+
+
+def without(keyword: str, schema: Any) -> tuple[Any, list[Path]]:
+    """Return a schema without a keyword, and the paths at which it stood."""
+    paths: list[Path] = []
+
+    def change(each: Schema, path: Path) -> Schema:
+        if keyword not in each:
+            return each
+        paths.append((*path, keyword))
+        return {key: value for key, value in each.items() if key != keyword}
+
+    return changed(schema, change), paths

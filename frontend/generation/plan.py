@@ -8,6 +8,7 @@ from typing import Literal, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from tandem.frontend.api import Call
 from tandem.frontend.catalog.catalog import ServedModel, TokenModel
 from tandem.frontend.generation.answer_format import AnswerFormat, answer_format
 from tandem.frontend.generation.prompts import Prompt, PromptMaker, check_token_ids
@@ -67,18 +68,19 @@ async def new_plan(
     body: ChatRequest | CompletionRequest,
     served: ServedModel,
     prompt_maker: PromptMaker,
-    context: RequestContext,
-    headers: Mapping[bytes, bytes],
+    call: Call,
 ) -> Plan:
     """Tokenize a body and fit it to its model. Raises InvalidRequestError naming the field."""
-    model = of_tokens(served)
+    model, context, headers = of_tokens(served), call.context, call.exchange.headers
     placement = _one_of(headers, _PREFILL_HEADER, _PLACEMENTS)
     wants_timeline = _one_of(headers, _TIMELINE_HEADER, _SWITCH) or False
     targets = _targets(headers)
-    prompts = await prompt_maker.prompts(body, model)
+    clamps = prompt_maker.config.clamp_max_tokens or call.clamps_max_tokens
+    prompts = await prompt_maker.prompts(body, model, clamps=clamps)
     is_chat = isinstance(body, ChatRequest)
     head = new_head(context.id, model.card.name, is_chat, body.include_usage)
-    format = answer_format(body, model, prompt_maker.config, prompts[0].token_ids)
+    config, first = prompt_maker.config, prompts[0].token_ids
+    format = answer_format(body, model, config, first, call.ignored)
     choices = _choices(body, model, prompts, format, context, placement, targets)
     num_tokens = sum([len(prompt.token_ids) for prompt in prompts])
     return Plan(model, body, prompts, choices, format, context, head, wants_timeline, num_tokens)

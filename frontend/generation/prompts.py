@@ -41,15 +41,25 @@ class PromptMaker:
         self._executor = executor
 
     async def prompts(
-        self, body: ChatRequest | CompletionRequest, model: TokenModel
+        self, body: ChatRequest | CompletionRequest, model: TokenModel, *, clamps: bool
     ) -> list[Prompt]:
-        """Return the prompts of a body, each checked as it is made. Raises InvalidRequestError."""
+        """Return the prompts of a body, each checked as it is made. Raises InvalidRequestError.
+
+        With `clamps` an answer may be as long as the context allows, and its limit may be larger.
+        """
         if isinstance(body, ChatRequest):
-            return [await self._chat_prompt(body, model)]
+            token_ids = await self.chat_tokens(body, model)
+            stop = stop_conditions(body, model, len(token_ids), clamps=clamps)
+            return [Prompt(token_ids, "", stop)]
         given = body.prompts(self.config)
         num_characters = sum([len(each) for each in given if type(each) is str])
         is_short = num_characters <= _INLINE_CHARACTERS
-        return [await self._completion_prompt(each, body, model, is_short) for each in given]
+        prompts: list[Prompt] = []
+        for each in given:
+            token_ids, echo = await self._completion_tokens(each, body, model, is_short)
+            stop = stop_conditions(body, model, len(token_ids), clamps=clamps)
+            prompts.append(Prompt(token_ids, echo, stop, body.echoes_logprobs))
+        return prompts
 
     async def chat_tokens(self, body: ChatRequest, model: TokenModel) -> list[int]:
         """Return the tokens of a chat's prompt. Raises InvalidRequestError."""
@@ -73,10 +83,6 @@ class PromptMaker:
         """Return the text of tokens, special tokens included."""
         return await self._in_thread(lambda: model.text.decode(token_ids))
 
-    async def _chat_prompt(self, body: ChatRequest, model: TokenModel) -> Prompt:
-        token_ids = await self.chat_tokens(body, model)
-        return Prompt(token_ids, "", stop_conditions(body, model, len(token_ids)))
-
     async def _render(self, body: ChatRequest, model: TokenModel) -> str:
         messages, extra = body.conversation(), body.template_variables()
         adds_prompt = body.add_generation_prompt is not False and not body.continue_final_message
@@ -99,15 +105,14 @@ class PromptMaker:
                 pass
         return await self._in_thread(lambda: render(_RENDER_S))
 
-    async def _completion_prompt(
+    async def _completion_tokens(
         self, prompt: str | list[int], body: CompletionRequest, model: TokenModel, is_short: bool
-    ) -> Prompt:
+    ) -> tuple[list[int], str]:
+        """Return the tokens of a prompt, and its text where the answer repeats it."""
         if isinstance(prompt, list):
             check_token_ids(prompt, model, "prompt")
             prompt = truncated(prompt, body, model)
-            stop = stop_conditions(body, model, len(prompt))
-            echo = model.text.detokenizers.decode(prompt) if body.echo else ""
-            return Prompt(prompt, echo, stop, body.echoes_logprobs)
+            return prompt, model.text.detokenizers.decode(prompt) if body.echo else ""
         _check_characters(prompt, model, "prompt")
         is_bare = body.add_special_tokens is False
         token_ids = await self._encode(prompt, model, is_short, is_chat=is_bare)
@@ -118,8 +123,7 @@ class PromptMaker:
         kept = truncated(token_ids, body, model)
         if len(kept) < len(token_ids) and body.echo:
             prompt = model.text.detokenizers.decode(kept)
-        stop = stop_conditions(body, model, len(kept))
-        return Prompt(kept, prompt if body.echo else "", stop, body.echoes_logprobs)
+        return kept, prompt if body.echo else ""
 
     async def _encode(
         self, text: str, model: TokenModel, is_short: bool, *, is_chat: bool
@@ -158,17 +162,24 @@ def truncated(
         return token_ids
     if most == -1:
         limit = 1 if body.token_limit is None else body.token_limit
+        limit = limit if limit < model.card.context_length else 1
         most = max(1, model.card.context_length - limit)
     return token_ids[-most:]
 
 
 def stop_conditions(
-    body: ChatRequest | CompletionRequest, model: TokenModel, num_prompt_tokens: int
+    body: ChatRequest | CompletionRequest,
+    model: TokenModel,
+    num_prompt_tokens: int,
+    *,
+    clamps: bool,
 ) -> StopConditions:
     """Return the end of an answer. Raises InvalidRequestError if it does not fit the context."""
     context_length = model.card.context_length
     limit = body.token_limit
     num_left = context_length - num_prompt_tokens
+    if clamps and limit is not None and num_left > 0:
+        limit = min(limit, num_left)
     where = "messages" if isinstance(body, ChatRequest) else "prompt"
     if num_left < (1 if limit is None else limit):
         asked = "" if limit is None else f" and {limit} for the answer"

@@ -7,7 +7,6 @@ import msgspec
 from msgspec import Meta
 
 from tandem.frontend.bodies.invalid import invalid_field
-from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.printable import short
 
 _MAX_NAME = 256
@@ -19,13 +18,14 @@ class ContentPart(msgspec.Struct, frozen=True):
 
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
-class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CalledFunction(msgspec.Struct, frozen=True):
     """The function of a call; its arguments are the JSON that the model wrote."""
 
     name: Annotated[str, Meta(min_length=1, max_length=_MAX_NAME)]
-    arguments: str = ""
+    arguments: str | None = ""
 
     def parsed_arguments(self, where: str) -> dict[str, Any]:
         """Return the arguments as an object. Raises InvalidRequestError naming the field."""
@@ -39,11 +39,11 @@ class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return arguments
 
 
-class MessageToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class MessageToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call in an assistant's message. `index` is left over from a stream and has no effect."""
 
     id: Annotated[str, Meta(max_length=_MAX_NAME)] | None = None
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = "function"
     function: CalledFunction
     index: int | None = None
 
@@ -72,11 +72,8 @@ class ChatMessage(msgspec.Struct, frozen=True):
             raise invalid_field(f"{where}.content", "is required")
         for index, part in enumerate(self.content):
             if part.type != "text" or part.text is None:
-                field = f"{where}.content[{index}]"
-                raise InvalidRequestError(
-                    f"`{field}` has type {short(part.type)!r}; only text is supported",
-                    param=f"{field}.type",
-                )
+                field = f"{where}.content[{index}].type"
+                raise invalid_field(field, f"is {short(part.type)!r}; only text is supported")
         return "".join(part.text or "" for part in self.content)
 
     def for_template(self, where: str) -> TemplateMessage:

@@ -5,14 +5,15 @@ They are in llguidance's dialect of Lark. A special token stands in it by its id
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from tandem.frontend.bodies.invalid import invalid_field
 from tandem.frontend.openai.constraints import quoted
 from tandem.frontend.openai.tools import Function
 from tandem.frontend.parsers.formats import ReasoningFormat, ToolFormat
 from tandem.frontend.parsers.syntaxes import is_text
-from tandem.runtime.errors import InvalidRequestError
+from tandem.runtime import json_schema
 from tandem.runtime.messages import Grammar
 
 SpecialTokens = dict[str, int]  # text |-> id
@@ -22,18 +23,24 @@ _NUMBER = "NUMBER: /[0-9]{1,3}/"
 
 
 class AnswerGrammar:
-    """The rules of one answer, as they are put together."""
+    """The rules of one answer, as they are put together.
 
-    def __init__(self, special: SpecialTokens) -> None:
+    `fields` has the fields of the client's schemas: those of functions by their names.
+    """
+
+    def __init__(self, special: SpecialTokens, fields: Mapping[str, str] | None = None) -> None:
         self._special = special
+        self._fields = fields or {}
         self.free: set[str] = set()  # functions whose arguments may be any
+        self.places: dict[int, str] = {}  # line of the grammar |-> field of the schema in it
+        self.unkept: list[str] = []  # fields that no grammar can keep, left out
         self._rules = [_TEXT, _SPACE, _NUMBER]
 
-    def body(self, grammar: Grammar, reasoning: ReasoningFormat | None) -> str:
-        """Add the rule of an answer without calls. Returns it."""
+    def body(self, grammar: Grammar, reasoning: ReasoningFormat | None, field: str = "") -> str:
+        """Add the rule of an answer without calls; `field` has its schema. Returns the rule."""
         match grammar.kind:
             case "json_schema":
-                self._rules.append(f"body: %json {grammar.source}")
+                self._add_schema(f"body: %json {grammar.source}", field)
             case "regex":
                 self._rules.append(f"body: /{_for_slashes(grammar.source)}/")
             case _:  # alternatives of fixed texts
@@ -98,44 +105,64 @@ class AnswerGrammar:
                 tail = self._text_until(after, f"free_{index}")
             else:
                 tail = f"{self._arguments(tools, function, index)} {self._text(after)}"
-            self._rules.append(f"call_{index}: {head} {tail}")
+            rule = f"call_{index}: {head} {tail}"
+            self._add_schema(rule, self._fields.get(function.name, "tools"))
             names.append(f"call_{index}")
         return f"({' | '.join(names)})"
 
+    def _add_schema(self, rule: str, field: str) -> None:
+        """Add a rule with the schema of a field."""
+        self._rules.append(rule)
+        self.places[len(self._rules) + 1] = field  # the first line is that of the start
+
+    def _schema_of(self, function: Function) -> dict[str, Any]:
+        """Return the schema of a function's arguments, as far as a grammar can keep it.
+
+        That of a strict one is kept whole, or refused.
+        """
+        if function.name in self.free:
+            return {"type": "object"}
+        schema: Any = {"type": "object"} | (function.parameters or {})
+        if not function.strict:
+            schema, paths = json_schema.without("uniqueItems", schema)
+            field = self._fields.get(function.name, "tools")
+            self.unkept += [field + json_schema.text_of(path) for path in paths]
+        return dict(schema)
+
     def _arguments(self, tools: ToolFormat, function: Function, index: int) -> str:
-        is_free = function.name in self.free
-        schema = {"type": "object"} | (function.parameters or {} if not is_free else {})
+        schema, field = self._schema_of(function), self._fields.get(function.name, "tools")
         if tools.syntax is None:
             return f"%json {json.dumps(schema)}"
         around = _AROUND[tools.syntax]
         required = schema.get("required", [])
         parts = []
         properties = schema.get("properties")
-        if not isinstance(required, list) or not isinstance(properties, dict | None):
-            raise InvalidRequestError(
-                "`tools`: the `properties` of a schema are an object, `required` is a list",
-                param="tools",
-            )
+        if not isinstance(required, list):
+            raise invalid_field(f"{field}.required", "must be a list")
+        if not isinstance(properties, dict | None):
+            raise invalid_field(f"{field}.properties", "must be an object")
         properties = properties or {}
         ordered = sorted(properties, key=lambda name: name not in required)
         for place, name in enumerate(ordered):
             rule = f"value_{index}_{place}"
             before, after = around(name)
-            self._rules.append(
-                f"{rule}: {self._text(before)} {self._value(rule, properties[name], schema, after)}"
-            )
+            value = self._value(rule, name, schema, after)
+            path = ("properties", name)
+            is_alone = not json_schema.has_references(properties[name])
+            inner = json_schema.text_of(path) if is_alone else ""
+            self._add_schema(f"{rule}: {self._text(before)} {value}", field + inner)
             parts.append(rule if name in required else f"{rule}?")
         return " ".join(parts)
 
-    def _value(self, rule: str, schema: Any, whole: dict[str, Any], after: str) -> str:
+    def _value(self, rule: str, name: str, whole: dict[str, Any], after: str) -> str:
         """Return a value and the text after it. Strings stand without quotes."""
+        schema = whole["properties"][name]
         if isinstance(schema, dict) and is_text(schema):
             if isinstance(schema.get("enum"), list):
                 return f"({' | '.join(map(quoted, schema['enum']))}) {self._text(after)}"
             return self._text_until(after, f"{rule}_text")
-        definitions = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
-        inner = {} if schema is True or not isinstance(schema, dict) else schema
-        return f"%json {json.dumps(definitions | inner)} {self._text(after)}"
+        inner = json_schema.part(whole, ("properties", name)) if isinstance(schema, dict) else {}
+        return f"%json {json.dumps(inner)} {self._text(after)}"
 
     def _text_until(self, end: str, rule: str) -> str:
         """Add a rule for any text and the start of `end`. Returns the rule and the rest of `end`.

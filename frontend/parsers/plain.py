@@ -1,6 +1,6 @@
 """Plain text, all of it content."""
 
-from tandem.frontend.generation.pieces import Content, Piece
+from tandem.frontend.generation.pieces import Content, OutputParser, Piece, Reasoning
 
 
 class PlainParser:
@@ -13,3 +13,22 @@ class PlainParser:
 
     def finish(self) -> list[Piece]:
         return []
+
+
+class WithoutReasoning:
+    """A parser whose pieces of reasoning are left out."""
+
+    __slots__ = ("_parser",)
+
+    def __init__(self, parser: OutputParser) -> None:
+        self._parser = parser
+
+    def push(self, text: str) -> list[Piece]:
+        return _without_reasoning(self._parser.push(text))
+
+    def finish(self) -> list[Piece]:
+        return _without_reasoning(self._parser.finish())
+
+
+def _without_reasoning(pieces: list[Piece]) -> list[Piece]:
+    return [piece for piece in pieces if not isinstance(piece, Reasoning)]
