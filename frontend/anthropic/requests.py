@@ -21,7 +21,7 @@ class OutputFormat(msgspec.Struct, frozen=True):
     """A JSON schema that the answer follows."""
 
     schema: Raw
-    type: Literal["json_schema"] = "json_schema"
+    type: Literal["json_schema"] | None = "json_schema"
 
 
 class OutputConfig(msgspec.Struct, frozen=True):

@@ -96,7 +96,7 @@ def chat_fields(
 
 def _response_format(given: Any) -> dict[str, Any]:
     if given.type != "json_schema":
-        return {"type": given.type}
+        return {"type": given.type or "text"}
     schema = {
         name: value
         for name in ("name", "description", "schema", "strict")

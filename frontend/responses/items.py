@@ -247,8 +247,8 @@ class Conversation:
                 self._answer_without().setdefault("tool_calls", []).append(call)
             case CustomCall():
                 arguments = msgspec.json.encode({"input": item.input}).decode()
-                call = FunctionCall(item.call_id, item.name, arguments, namespace=item.namespace)
-                self._add(call)
+                as_function = FunctionCall(item.call_id, item.name, arguments)
+                self._add(msgspec.structs.replace(as_function, namespace=item.namespace))
             case FunctionOutput():
                 content = text_of(item.output)
                 self.messages.append(

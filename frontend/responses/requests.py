@@ -23,7 +23,7 @@ class Format(msgspec.Struct, frozen=True):
     """The format of the answer's text."""
 
     type: Literal["text", "json_object", "json_schema"] | None = "text"
-    name: str | msgspec.UnsetType = msgspec.UNSET
+    name: str | msgspec.UnsetType | None = msgspec.UNSET
     description: str | msgspec.UnsetType | None = msgspec.UNSET
     schema: Raw | msgspec.UnsetType = msgspec.UNSET
     strict: bool | msgspec.UnsetType | None = msgspec.UNSET

@@ -98,7 +98,7 @@ class AllowedTools(msgspec.Struct, frozen=True):
     """Some of the tools, as the only ones of this answer."""
 
     tools: list[_AnyName]
-    mode: Literal["auto", "required"] = "auto"
+    mode: Literal["auto", "required"] | None = "auto"
     type: Literal["allowed_tools"] = "allowed_tools"
 
 
@@ -137,7 +137,7 @@ class Tools(msgspec.Struct, frozen=True):
                 names = {each.name for each in tools}
                 allowed = [each for each in self.callables if each.tool.name in names]
                 named = [{"function": {"name": each.name}} for each in allowed]
-                form = {"mode": mode, "tools": named}
+                form = {"mode": mode or "auto", "tools": named}
                 fields["tool_choice"] = {"type": "allowed_tools", "allowed_tools": form}
             case mode if mode != "auto" or self.callables:
                 fields["tool_choice"] = mode

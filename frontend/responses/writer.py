@@ -112,10 +112,12 @@ class ResponseWriter(OpenAIErrors):
         called = self._tools.get(piece.name)
         name = piece.name if called is None else called.tool.name
         namespace = UNSET if called is None or called.namespace is None else called.namespace
-        fields = (piece.id or f"call_{number}", name, "", "in_progress", namespace)
+        call_id = piece.id or f"call_{number}"
         if called is not None and isinstance(called.tool, CustomTool):
-            return OpenInput(self._events, OutputInput(f"ctc_{number}", *fields), index)
-        return OpenCall(self._events, OutputCall(f"fc_{number}", *fields), index)
+            given = OutputInput(f"ctc_{number}", call_id, name, "", "in_progress", namespace)
+            return OpenInput(self._events, given, index)
+        call = OutputCall(f"fc_{number}", call_id, name, "", "in_progress", namespace)
+        return OpenCall(self._events, call, index)
 
     def _close(self, status: Status) -> bytes:
         if self._open is None:
