@@ -53,6 +53,7 @@ class ModelCard(Message, frozen=True, tag=False):
     max_num_batched_tokens: int | None = None
     weights_digest: str = ""  # workers with other weights do not replace one another
     supports_grammar: bool = False  # of GenerateRequest
+    supports_token_rules: bool = False  # allowed_token_ids and bad_words of SamplingParams
 
 
 class RankMetadata(Message, frozen=True, tag=False):

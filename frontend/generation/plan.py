@@ -138,6 +138,7 @@ def _choices(
 def _sampling(body: ChatRequest | CompletionRequest, model: TokenModel) -> SamplingParams:
     biases = body.token_biases
     check_token_ids(biases, model, "logit_bias")
+    _check_rules(body, model)
     seed = random.getrandbits(63) if body.seed is None else body.seed % 2**64
     is_greedy = body.top_p == 0  # of a nucleus without mass, the likeliest token is left
     return SamplingParams(
@@ -152,7 +153,28 @@ def _sampling(body: ChatRequest | CompletionRequest, model: TokenModel) -> Sampl
         seed=seed,
         logprobs=_num_logprobs(body),
         prompt_logprobs=body.scores_prompt,
+        allowed_token_ids=body.allowed_token_ids or [],
+        bad_words=_bad_words(body.bad_words or [], model),
     )
+
+
+def _check_rules(body: ChatRequest | CompletionRequest, model: TokenModel) -> None:
+    for name, value in (
+        ("allowed_token_ids", body.allowed_token_ids),
+        ("bad_words", body.bad_words),
+    ):
+        if value and not model.card.supports_token_rules:
+            raise InvalidRequestError(
+                f"`{name}`: the workers of model {model.card.name!r} do not support it", param=name
+            )
+    check_token_ids(body.allowed_token_ids or [], model, "allowed_token_ids")
+
+
+def _bad_words(words: list[str], model: TokenModel) -> list[list[int]]:
+    """Return the tokens of words, at the beginning of a text and after a space."""
+    texts = [text for word in words for text in (word, f" {word.lstrip()}")]
+    found = {tuple(model.text.encode(text, is_chat=True)): None for text in texts}
+    return [list(token_ids) for token_ids in found if token_ids]
 
 
 def _num_logprobs(body: ChatRequest | CompletionRequest) -> int | None:

@@ -16,6 +16,9 @@ MAX_TOKEN_ID = 2**32 - 1
 _MAX_I64 = 2**63 - 1
 _MAX_LOGIT_BIAS = 100
 _MAX_TOKEN_LIST = 1024  # entries of logit_bias and of stop_token_ids
+_MAX_ALLOWED = 16_384
+_MAX_BAD_WORDS = 128
+BadWord = Annotated[str, Meta(min_length=1, max_length=128)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 
 
@@ -59,6 +62,8 @@ class RequestBody(ConstraintFields, frozen=True, kw_only=True):
     min_tokens: Natural | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=_MAX_TOKEN_LIST)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(max_length=_MAX_ALLOWED)] | None = None
+    bad_words: Annotated[list[BadWord], Meta(max_length=_MAX_BAD_WORDS)] | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     prompt_logprobs: Natural | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=LARGEST_INT)] | None = None

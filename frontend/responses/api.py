@@ -18,7 +18,7 @@ from tandem.frontend.responses.writer import ResponseWriter
 _SAME_FIELDS = (
     "temperature", "top_p", "presence_penalty", "frequency_penalty", "parallel_tool_calls",
     "top_k", "min_p", "repetition_penalty", "seed", "cache_salt", "chat_template_kwargs", "stream",
-    "enable_thinking", "thinking", "include_reasoning",
+    "enable_thinking", "thinking", "include_reasoning", "allowed_token_ids", "bad_words",
 )  # fmt: skip
 NAMES = FieldNames(
     {

@@ -83,6 +83,8 @@ class ResponsesRequest(Body, frozen=True, kw_only=True):
     repetition_penalty: float | None = None
     seed: int | None = None
     cache_salt: str | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
     thinking: bool | Thinking | None = None

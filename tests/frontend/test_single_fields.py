@@ -107,8 +107,8 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": [*called()["messages"][:2],
         says("tool", [{"type": "image_url", "image_url": {"url": URL}}], tool_call_id="c")]},
      "messages[2].content[0]"),
-    ({"min_tokens": 0}, ""), ({"logprobs": True, "top_logprobs": 0}, ""),
-    ({"n": 1, "stop": []}, ""),
+    ({"bad_words": ["no", "never again"]}, ""), ({"logprobs": True, "top_logprobs": 0}, ""),
+    ({"allowed_token_ids": [1, 2], "stop": []}, ""),
     ({"functions": None, "function_call": None}, ""),
 ]  # fmt: skip
 RESPONSE_TOOL = {"type": "function", "name": "f", "parameters": PARAMETERS}
@@ -316,6 +316,19 @@ async def test_the_header_of_what_is_left_out_is_bounded(stack: Stack) -> None:
     response = await post(stack, "/v1/chat/completions", fields)
     value = response.headers["x-tandem-ignored"]
     assert response.status_code == 200 and value.endswith(", and 24 more") and len(value) < 2048
+
+
+async def test_bad_words_are_tokens_to_the_worker_with_a_space_before_and_without(
+    stack: Stack,
+) -> None:
+    fields = {"bad_words": ["no", " so"], "allowed_token_ids": [3, 4]}
+    assert (await post(stack, "/v1/chat/completions", fields)).status_code == 200
+    sampling = stack.worker.requests[-1].sampling
+    assert sampling.allowed_token_ids == [3, 4]
+    words = {byte_level_tokenizer().decode(each) for each in sampling.bad_words}
+    assert words == {"no", " no", " so"}
+    response = await post(stack, "/v1/chat/completions", {"allowed_token_ids": [999_999]})
+    assert response.status_code == 400 and "`allowed_token_ids`" in response.text
 
 
 def strict_tool(parameters: object) -> dict[str, dict[str, Any]]:

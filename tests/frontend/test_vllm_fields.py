@@ -167,6 +167,7 @@ async def test_a_field_without_effect_is_accepted(stack: Stack, fields: dict[str
 @pytest.mark.parametrize(
     "fields",
     [
+        {"bad_words": ["x"]}, {"allowed_token_ids": [1]},
         {"use_beam_search": True}, {"prompt_logprobs": 21}, {"prompt_logprobs": -1},
         {"prompt_logprobs": 1, "stream": True}, {"truncate_prompt_tokens": 0},
         {"documents": [{}] * 257}, {"chat_template": "x"}, {"echo": True},

@@ -86,6 +86,8 @@ BAD_CHATS: list[tuple[dict[str, object], str]] = [
     ({"repetition_penalty": 1e-40}, "repetition_penalty"),
     ({"repetition_penalty": 5e-324}, "repetition_penalty"),
     ({"max_tokens": 10**400}, "max_tokens"),
+    ({"bad_words": [""]}, "bad_words[0]"),
+    ({"allowed_token_ids": [1] * 16385}, "allowed_token_ids"),
     ({"max_completion_tokens": 2**31}, "max_completion_tokens"),
     ({"min_tokens": 2**63 - 1}, "min_tokens"),
     ({"n": 10**30}, "n"),
