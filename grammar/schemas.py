@@ -92,7 +92,9 @@ def _without_taken_patterns(schema: Schema, is_empty: IsEmpty) -> Schema:
         if taken and is_empty(_other_names(pattern, taken)):
             del left[pattern]
             named |= {name: {"allOf": [named[name], value]} for name in taken}
-    return schema | {"properties": named, "patternProperties": left}
+    # In a schema with an empty object of patterns a comma could come after the last name.
+    rest = {key: value for key, value in schema.items() if key != "patternProperties"}
+    return rest | {"properties": named} | ({"patternProperties": left} if left else {})
 
 
 def _names_of(pattern: str, names: Iterable[str]) -> list[str]:

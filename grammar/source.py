@@ -97,4 +97,7 @@ def with_prepared_json(lark: str, tokenizer: LLTokenizer) -> str:
 def _is_empty(expression: str, tokenizer: LLTokenizer) -> bool:
     """Return True if no text matches a Lark expression."""
     lark = LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: {expression}")
-    return bool(LLMatcher(tokenizer, lark, log_level=0, limits=LIMITS).is_error())
+    matcher = LLMatcher(tokenizer, lark, log_level=0, limits=LIMITS)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    return bool(matcher.is_error())

@@ -1,5 +1,6 @@
 """JSON schemas as trees of schemas: their parts, and the paths of these; pure."""
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -86,16 +87,30 @@ def _put(parent: Any, path: Path, value: Any) -> Any:
     return copy
 
 
+class Parts:
+    """The parts of a schema, each as one that stands alone: its references lead somewhere."""
+
+    def __init__(self, schema: Any) -> None:
+        self._schema = schema
+        self._whole = ""  # as JSON, with its references moved; made by the first that needs it
+
+    def at(self, path: Path) -> str:
+        """Return the JSON of the part at a path."""
+        found = at(self._schema, path)
+        if not path or not has_references(found):
+            return json.dumps(found)
+        key, name = _WHOLE
+        if not self._whole:
+            self._whole = json.dumps({name: changed(self._schema, _moved)})
+        draft = self._schema.get("$schema")
+        head = {"$schema": draft} if isinstance(draft, str) else {}
+        document = json.dumps(head | {"$ref": pointer(_WHOLE + path)})
+        return f'{document[:-1]}, "{key}": {self._whole}}}'
+
+
 def part(schema: Any, path: Path) -> Any:
-    """Return the schema at a path as one that stands alone: its references still lead somewhere."""
-    if not path:
-        return schema
-    found = at(schema, path)
-    if not has_references(found):
-        return found
-    draft = {"$schema": schema["$schema"]} if "$schema" in schema else {}
-    key, name = _WHOLE
-    return draft | {"$ref": pointer(_WHOLE + path), key: {name: changed(schema, _moved)}}
+    """Return the schema at a path as one that stands alone."""
+    return json.loads(Parts(schema).at(path)) if path else schema
 
 
 def has_references(schema: Any) -> bool:

@@ -13,8 +13,15 @@ from tandem.frontend.openai.constraints import quoted
 from tandem.frontend.openai.tools import Function
 from tandem.frontend.parsers.formats import ReasoningFormat, ToolFormat
 from tandem.frontend.parsers.syntaxes import is_text
+from tandem.frontend.parsers.text_rules import (
+    arguments_of,
+    for_slashes,
+    text_expression,
+    unkept_paths,
+)
 from tandem.runtime import json_schema
 from tandem.runtime.messages import Grammar
+from tandem.runtime.request_bounds import LARGEST_GRAMMAR_BYTES
 
 SpecialTokens = dict[str, int]  # text |-> id
 _TEXT = "TEXT: /(.|\\n)*/"
@@ -34,6 +41,7 @@ class AnswerGrammar:
         self.free: set[str] = set()  # functions whose arguments may be any
         self.places: dict[int, str] = {}  # line of the grammar |-> field of the schema in it
         self.unkept: list[str] = []  # fields that no grammar can keep, left out
+        self._num_bytes = 0
         self._rules = [_TEXT, _SPACE, _NUMBER]
 
     def body(self, grammar: Grammar, reasoning: ReasoningFormat | None, field: str = "") -> str:
@@ -42,7 +50,7 @@ class AnswerGrammar:
             case "json_schema":
                 self._add_schema(f"body: %json {grammar.source}", field)
             case "regex":
-                self._rules.append(f"body: /{_for_slashes(grammar.source)}/")
+                self._rules.append(f"body: /{for_slashes(grammar.source)}/")
             case _:  # alternatives of fixed texts
                 self._rules.append("body: " + grammar.source.removeprefix("start: "))
         return f"{self._answer_mark(reasoning)} body".strip()
@@ -111,66 +119,82 @@ class AnswerGrammar:
         return f"({' | '.join(names)})"
 
     def _add_schema(self, rule: str, field: str) -> None:
-        """Add a rule with the schema of a field."""
+        """Add a rule with the schema of a field. Raises InvalidRequestError for too many bytes."""
         self._rules.append(rule)
         self.places[len(self._rules) + 1] = field  # the first line is that of the start
+        self._num_bytes += len(rule)
+        if self._num_bytes > LARGEST_GRAMMAR_BYTES:
+            reason = f"makes a grammar of over {LARGEST_GRAMMAR_BYTES} bytes"
+            raise invalid_field(field or "tools", reason)
 
-    def _schema_of(self, function: Function) -> dict[str, Any]:
+    def _schema_of(self, function: Function, *, is_bare: bool) -> dict[str, Any]:
         """Return the schema of a function's arguments, as far as a grammar can keep it.
 
-        That of a strict one is kept whole, or refused.
+        That of a strict one is kept whole, or refused. Bare arguments stand without quotes.
         """
-        if function.name in self.free:
-            return {"type": "object"}
         schema: Any = {"type": "object"} | (function.parameters or {})
-        if not function.strict:
+        field = self._fields.get(function.name, "tools")
+        paths: list[json_schema.Path] = []
+        if not function.strict and '"uniqueItems"' in json.dumps(schema):
             schema, paths = json_schema.without("uniqueItems", schema)
-            field = self._fields.get(function.name, "tools")
-            self.unkept += [field + json_schema.text_of(path) for path in paths]
+        if is_bare and (bare := unkept_paths(schema, arguments_of(schema))):
+            if function.strict:
+                raise invalid_field(
+                    field + json_schema.text_of(bare[0]),
+                    "cannot be kept where the model writes arguments without quotes",
+                )
+            paths += bare
+        self.unkept += [field + json_schema.text_of(path) for path in paths]
         return dict(schema)
 
     def _arguments(self, tools: ToolFormat, function: Function, index: int) -> str:
-        schema, field = self._schema_of(function), self._fields.get(function.name, "tools")
+        if function.name in self.free:
+            return '%json {"type": "object"}'
+        schema = self._schema_of(function, is_bare=tools.syntax is not None)
         if tools.syntax is None:
             return f"%json {json.dumps(schema)}"
-        around = _AROUND[tools.syntax]
-        required = schema.get("required", [])
-        parts = []
-        properties = schema.get("properties")
+        field = self._fields.get(function.name, "tools")
+        path = arguments_of(schema)
+        here = json_schema.at(schema, path)
+        required, properties = here.get("required", []), here.get("properties", {})
         if not isinstance(required, list):
             raise invalid_field(f"{field}.required", "must be a list")
-        if not isinstance(properties, dict | None):
+        if not isinstance(properties, dict):
             raise invalid_field(f"{field}.properties", "must be an object")
-        properties = properties or {}
+        properties = {name: True for name in required if isinstance(name, str)} | properties
+        parts, names = json_schema.Parts(schema), []
         ordered = sorted(properties, key=lambda name: name not in required)
         for place, name in enumerate(ordered):
-            rule = f"value_{index}_{place}"
-            before, after = around(name)
-            value = self._value(rule, name, schema, after)
-            path = ("properties", name)
+            rule, inner = f"value_{index}_{place}", (*path, "properties", name)
+            before, after = _AROUND[tools.syntax](name)
+            value = self._value(rule, properties[name], parts, inner, after)
             is_alone = not json_schema.has_references(properties[name])
-            inner = json_schema.text_of(path) if is_alone else ""
-            self._add_schema(f"{rule}: {self._text(before)} {value}", field + inner)
-            parts.append(rule if name in required else f"{rule}?")
-        return " ".join(parts)
+            where = json_schema.text_of(inner) if is_alone else ""
+            self._add_schema(f"{rule}: {self._text(before)} {value}", field + where)
+            names.append(rule if name in required else f"{rule}?")
+        return " ".join(names)
 
-    def _value(self, rule: str, name: str, whole: dict[str, Any], after: str) -> str:
+    def _value(
+        self, rule: str, schema: Any, parts: json_schema.Parts, path: json_schema.Path, after: str
+    ) -> str:
         """Return a value and the text after it. Strings stand without quotes."""
-        schema = whole["properties"][name]
         if isinstance(schema, dict) and is_text(schema):
             if isinstance(schema.get("enum"), list):
                 return f"({' | '.join(map(quoted, schema['enum']))}) {self._text(after)}"
+            if expression := text_expression(schema, after.strip()):
+                self._rules.append(f"{rule.upper()}: {expression}")
+                return self._text_until(after, f"{rule}_text", rule.upper())
             return self._text_until(after, f"{rule}_text")
-        inner = json_schema.part(whole, ("properties", name)) if isinstance(schema, dict) else {}
-        return f"%json {json.dumps(inner)} {self._text(after)}"
+        json_text = parts.at(path) if isinstance(schema, dict) else "{}"
+        return f"%json {json_text} {self._text(after)}"
 
-    def _text_until(self, end: str, rule: str) -> str:
-        """Add a rule for any text and the start of `end`. Returns the rule and the rest of `end`.
+    def _text_until(self, end: str, rule: str, text: str = "TEXT") -> str:
+        """Add a rule for a text and the start of `end`. Returns the rule and the rest of `end`.
 
         A lazy rule is one terminal, in which no special token may be; TEXT has none either.
         """
         first, *rest = self._parts(end)
-        self._rules.append(f"{rule}{'' if first[0] == '<' else '[lazy]'}: TEXT {first}")
+        self._rules.append(f"{rule}{'' if first[0] == '<' else '[lazy]'}: {text} {first}")
         return " ".join([rule, *rest])
 
     def _text(self, text: str) -> str:
@@ -185,12 +209,6 @@ class AnswerGrammar:
             for part in re.split(f"({pattern})", text)
             if part
         ]
-
-
-def _for_slashes(regex: str) -> str:
-    """Return a regex as it stands between two slashes, in one line."""
-    escapes = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
-    return re.sub(r"(?s)\\.|[/\n]", lambda found: escapes.get(found[0], found[0]), regex)
 
 
 def _function_xml(name: str) -> tuple[str, str]:

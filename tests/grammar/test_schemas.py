@@ -9,7 +9,7 @@ import pathlib
 import random
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import jsonschema
@@ -94,8 +94,10 @@ def source_of(schema: Any, tokenizer: LLTokenizer) -> str:
     return tried_source(Grammar("json_schema", json.dumps(schema)), tokenizer)
 
 
-def draw(source: str, tokenizer: LLTokenizer, seed: int) -> str | None:
-    """Return a random answer; None for one that is cut. It ends as soon as it may, mostly."""
+def draw(
+    source: str, tokenizer: LLTokenizer, seed: int, ends: Sequence[str] = ('"', "}", "]")
+) -> str | None:
+    """Return a random answer; None for one that is cut. `ends` are tried at every other place."""
     rng = random.Random(seed)
     matcher = LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
     token_ids: list[int] = []
@@ -103,13 +105,16 @@ def draw(source: str, tokenizer: LLTokenizer, seed: int) -> str | None:
         mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         allowed = np.nonzero(np.unpackbits(mask, bitorder="little"))[0].tolist()
         assert allowed and not matcher.is_error(), tokenizer.decode_str(token_ids)
-        closing = [each for each in allowed if tokenizer.decode_str([each])[:1] in tuple('"}]')]
         if EOS in allowed and (len(allowed) == 1 or rng.random() < 0.9):
             return tokenizer.decode_str(token_ids)
-        allowed = [each for each in allowed if each != EOS]
-        choice = rng.choice(closing if closing and rng.random() < 0.5 else allowed)
-        assert matcher.consume_token(choice)
-        token_ids.append(choice)
+        drawn = [rng.choice([each for each in allowed if each != EOS])]
+        for end in ends if rng.random() < 0.5 else ():
+            end_ids = tokenizer.tokenize_str(end)
+            if matcher.validate_tokens(end_ids) == len(end_ids):
+                drawn = end_ids
+                break
+        assert matcher.consume_tokens(drawn)
+        token_ids += drawn
     return None
 
 
