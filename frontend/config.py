@@ -149,6 +149,12 @@ class FrontendConfig(BaseModel):
     exclude_s: float = Field(
         2.0, ge=0, description="time without new requests for a worker that failed (s)"
     )
+    comment_interval_s: float = Field(
+        0.0,
+        ge=0,
+        description="time between comments in a stream that has no event yet (s), for proxies that "
+        "end quiet responses; a later error is an event then; 0 sends none",
+    )
     keep_alive_s: int = Field(75, ge=1, description="time an idle HTTP connection is kept (s)")
     max_pages: int = Field(
         16,

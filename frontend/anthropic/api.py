@@ -11,6 +11,7 @@ from tandem.frontend.generation.generations import Generations
 _NAMES = FieldNames(
     {
         r"messages\b.*": "messages",
+        r"continue_final_message": "messages",
         r"max_completion_tokens": "max_tokens",
         r"stop\b": "stop_sequences",
         r"response_format\b(\.json_schema)?": "output_config.format",

@@ -81,6 +81,13 @@ class Conversation:
         self._unseen = Unseen(ignored, as_text=images_as_text)
         self._num_blocks = 0
 
+    @property
+    def is_begun_answer(self) -> bool:
+        """True if the last message is the beginning of the answer, which the model continues."""
+        last = self.messages[-1]
+        text = last.get("content") or ""
+        return last["role"] == "assistant" and "tool_calls" not in last and bool(text.strip())
+
     def add_system(self, raw: Raw) -> None:
         """Add the system prompt, text or blocks of text, unless it is null."""
         if not is_null(raw):
@@ -149,7 +156,7 @@ class Conversation:
             self.messages.append({"role": message.role, "content": "\n\n".join(texts)})
 
     def _joined(self, raw: Raw, where: str, *, is_new: bool) -> str:
-        """Return the text of a field that is text or a list of text blocks."""
+        """Return the text of a field that is text or a list of text blocks, or null."""
         if is_null(raw):
             return ""
         if begins(raw, b'"'):

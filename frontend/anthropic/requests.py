@@ -89,6 +89,8 @@ class Conversing(Body, frozen=True, kw_only=True):
             "include_reasoning": self.include_reasoning,
             "reasoning": self.reasoning and self.reasoning.for_chat(),
         }
+        if conversation.is_begun_answer:
+            fields |= {"continue_final_message": True, "add_generation_prompt": False}
         if config.format is not None:
             schema = {"name": "answer", "schema": config.format.schema}
             fields["response_format"] = {"type": "json_schema", "json_schema": schema}

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from tandem.frontend.bodies.ignored import Ignored
 from tandem.frontend.bodies.invalid import invalid_field, unsupported
+from tandem.frontend.bodies.nulls import without_nulls
 from tandem.frontend.bodies.outline import (
     MAX_FIELD_BYTES,
     Fields,
@@ -92,8 +93,14 @@ def decoded(kind: type[T], raw: bytes | msgspec.Raw, where: str = "") -> T:
 
     Raises InvalidRequestError naming the field.
     """
+    decode = _decoder(kind).decode
     try:
-        return cast(T, _decoder(kind).decode(raw))
+        try:
+            return cast(T, decode(raw))
+        except msgspec.ValidationError:
+            if b"null" not in bytes(raw):
+                raise
+            return cast(T, decode(without_nulls(kind, raw)))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _named(error, where) from error
 

@@ -50,6 +50,7 @@ class AnswerFormat(msgspec.Struct, frozen=True):
             starts_reasoning=self.starts_reasoning,
             schemas={each.name: each.parameters for each in functions if each.parameters},
             max_calls=1 if body.parallel_tool_calls is False else None,
+            only_calls=body.chosen.mode == "required",
         )
 
     def translated(self, error: InvalidRequestError) -> InvalidRequestError:

@@ -1,5 +1,6 @@
 """From a body that an API has checked to the generation of its answer."""
 
+import asyncio
 from collections.abc import Callable
 
 from tandem.frontend.api import Call, Work
@@ -61,14 +62,30 @@ class Generations:
             call.num_reserved = num_tokens
         answer = new_answer(plan, self._deps)
         call.record.summarize = answer.summary
-        return generate(answer, new_sink(answer, call.exchange), call.exchange, self._deps)
+        work = generate(answer, new_sink(answer, call.exchange), call.exchange, self._deps)
+        return self._with_comments(work, call) if body.stream else work
 
     def of_text(self, body: TextBody, new_writer: NewWriter, call: Call) -> Work:
         """Return the generation of a body for a model that reads and writes text."""
         model = self.model(body.model, body.route, call)
         text = TextGeneration(body, new_writer, model, call.context, call.exchange, self._deps)
         call.record.summarize = text.summary
-        return text.run()
+        return self._with_comments(text.run(), call) if body.stream else text.run()
+
+    async def _with_comments(self, work: Work, call: Call) -> None:
+        """Do the work of a stream, with comments up to its first event where they are on."""
+        interval_s = self._deps.config.comment_interval_s
+        if not interval_s:
+            await work
+            return
+        exchange = call.exchange
+        headers = exchange.id_headers(call.context.id)
+        comments = asyncio.create_task(exchange.comment_until_events(interval_s, headers))
+        try:
+            await work
+        finally:
+            comments.cancel()
+            await asyncio.gather(comments, return_exceptions=True)
 
     def model(self, name: str, route: Route, call: Call) -> ServedModel:
         """Return the model, which is served on this route. Counts the request for the model."""

@@ -10,6 +10,7 @@ import msgspec
 from tandem.frontend.bodies.invalid import invalid_field
 from tandem.frontend.catalog.catalog import TokenModel
 from tandem.frontend.config import FrontendConfig
+from tandem.frontend.openai.messages import TemplateMessage
 from tandem.frontend.openai.requests import ChatRequest, CompletionRequest
 from tandem.frontend.tokens.template import TemplateTimeError
 from tandem.runtime.errors import ContextLengthError, InvalidRequestError, OverloadedError
@@ -97,7 +98,7 @@ class PromptMaker:
                 continues_last=bool(body.continue_final_message),
             )
 
-        num_characters = sum(len(message["content"] or "") for message in messages)
+        num_characters = sum(map(_num_characters, messages))
         if num_characters <= _INLINE_CHARACTERS:
             try:
                 return render(_INLINE_RENDER_S)
@@ -140,6 +141,12 @@ class PromptMaker:
                 return await loop.run_in_executor(self._executor, work)
         except TimeoutError:
             raise OverloadedError("the frontend's tokenizer threads are busy") from None
+
+
+def _num_characters(message: TemplateMessage) -> int:
+    """Return the characters of a message's content and calls, which take time to render."""
+    calls = message.get("tool_calls", ())
+    return len(message["content"]) + sum(len(call["function"]["arguments"]) for call in calls)
 
 
 def _check_characters(text: str, model: TokenModel, param: str) -> None:

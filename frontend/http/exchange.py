@@ -28,6 +28,7 @@ _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+_COMMENT = b": waiting\n\n"
 _MAX_ID_BYTES = 256
 _PRINTABLE = re.compile(rb"[ -~]+")
 _UNPRINTABLE = re.compile(r"[^ -~]")
@@ -64,8 +65,8 @@ class Exchange:
     """
 
     __slots__ = (
-        "_connection", "_receive", "client", "errors", "headers", "ignored", "is_gone", "is_over",
-        "is_started", "send", "status", "traceparent",
+        "_connection", "_receive", "client", "errors", "has_events", "headers", "ignored",
+        "is_gone", "is_over", "is_started", "send", "status", "traceparent",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, errors: ErrorShape) -> None:
@@ -77,6 +78,7 @@ class Exchange:
         self._receive = receive
         self.send = send
         self.is_started = False
+        self.has_events = False  # in a stream; a comment is none
         self.is_over = False
         self.is_gone = False
         self.status = 0
@@ -165,7 +167,25 @@ class Exchange:
         await self.send({"type": "http.response.body", "body": body})
 
     async def start_stream(self, headers: list[Header]) -> None:
-        """Begin a stream of events. Its status and headers go out with the next `write`."""
+        """Begin a stream of events. Its status and headers go out with the next `write`.
+
+        After comments, which were sent with headers of their own, these are not sent any more.
+        """
+        self.has_events = True
+        await self._start_stream(headers)
+
+    async def comment_until_events(self, interval_s: float, headers: list[Header]) -> None:
+        """Send comments at an interval, as long as the stream has no events."""
+        while True:
+            await asyncio.sleep(interval_s)
+            if self.has_events or self.is_over:
+                return
+            await self._start_stream(headers)
+            await self.write(_COMMENT)
+
+    async def _start_stream(self, headers: list[Header]) -> None:
+        if self.is_started:
+            return
         self.is_started = True
         self.status = 200
         await self.send(

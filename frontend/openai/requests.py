@@ -108,8 +108,11 @@ class ChatRequest(ThinkingFields, frozen=True, kw_only=True):
             raise invalid_field(
                 "continue_final_message", "and `add_generation_prompt` exclude each other"
             )
-        if self.messages[-1].role != "assistant":
-            raise invalid_field("continue_final_message", "needs a last message of the assistant")
+        last = self.messages[-1]
+        if last.role != "assistant" or last.tool_calls:
+            raise invalid_field(
+                "continue_final_message", "needs a last message of the assistant, without calls"
+            )
 
 
 class CompletionRequest(RequestBody, frozen=True, kw_only=True):

@@ -11,8 +11,8 @@ from typing import Any
 from tandem.frontend.bodies.invalid import invalid_field
 from tandem.frontend.openai.constraints import quoted
 from tandem.frontend.openai.tools import Function
+from tandem.frontend.parsers.argument_types import Allowed, ArgumentTypes
 from tandem.frontend.parsers.formats import ReasoningFormat, ToolFormat
-from tandem.frontend.parsers.syntaxes import is_text
 from tandem.frontend.parsers.text_rules import (
     arguments_of,
     for_slashes,
@@ -164,29 +164,37 @@ class AnswerGrammar:
         properties = {name: True for name in required if isinstance(name, str)} | properties
         parts, names = json_schema.Parts(schema), []
         ordered = sorted(properties, key=lambda name: name not in required)
+        types = ArgumentTypes(schema)
         for place, name in enumerate(ordered):
             rule, inner = f"value_{index}_{place}", (*path, "properties", name)
             before, after = _AROUND[tools.syntax](name)
-            value = self._value(rule, properties[name], parts, inner, after)
+            value = self._value(types.of(name), properties[name], parts, inner)
+            if value:
+                until = f"{value} {self._text(after)}"
+            else:
+                until = self._bare_text(rule, properties[name], after)
             is_alone = not json_schema.has_references(properties[name])
             where = json_schema.text_of(inner) if is_alone else ""
-            self._add_schema(f"{rule}: {self._text(before)} {value}", field + where)
+            self._add_schema(f"{rule}: {self._text(before)} {until}", field + where)
             names.append(rule if name in required else f"{rule}?")
         return " ".join(names)
 
     def _value(
-        self, rule: str, schema: Any, parts: json_schema.Parts, path: json_schema.Path, after: str
+        self, allowed: Allowed, schema: Any, parts: json_schema.Parts, path: json_schema.Path
     ) -> str:
-        """Return a value and the text after it. Strings stand without quotes."""
-        if isinstance(schema, dict) and is_text(schema):
-            if isinstance(schema.get("enum"), list):
-                return f"({' | '.join(map(quoted, schema['enum']))}) {self._text(after)}"
-            if expression := text_expression(schema, after.strip()):
-                self._rules.append(f"{rule.upper()}: {expression}")
-                return self._text_until(after, f"{rule}_text", rule.upper())
-            return self._text_until(after, f"{rule}_text")
-        json_text = parts.at(path) if isinstance(schema, dict) else "{}"
-        return f"%json {json_text} {self._text(after)}"
+        """Return a value; empty for any text. Strings stand without quotes."""
+        if allowed.is_text:
+            return ""
+        if not allowed.types:  # single values
+            return f"({' | '.join(map(_bare, allowed.single.values()))})"
+        return f"%json {parts.at(path) if isinstance(schema, dict) else '{}'}"
+
+    def _bare_text(self, rule: str, schema: Any, after: str) -> str:
+        """Return a string without quotes, by its constraints, and the text after it."""
+        if expression := text_expression(schema, after.strip()):
+            self._rules.append(f"{rule.upper()}: {expression}")
+            return self._text_until(after, f"{rule}_text", rule.upper())
+        return self._text_until(after, f"{rule}_text")
 
     def _text_until(self, end: str, rule: str, text: str = "TEXT") -> str:
         """Add a rule for a text and the start of `end`. Returns the rule and the rest of `end`.
@@ -209,6 +217,11 @@ class AnswerGrammar:
             for part in re.split(f"({pattern})", text)
             if part
         ]
+
+
+def _bare(value: object) -> str:
+    """Return a single value as it stands in an argument, as Lark has it."""
+    return quoted(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
 def _function_xml(name: str) -> tuple[str, str]:

@@ -7,11 +7,12 @@ class PlainParser:
     """Parser of models without a format for reasoning or tool calls."""
 
     __slots__ = ()
+    is_in_call = False
 
     def push(self, text: str) -> list[Piece]:
         return [Content(text)]
 
-    def finish(self) -> list[Piece]:
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
         return []
 
 
@@ -26,8 +27,12 @@ class WithoutReasoning:
     def push(self, text: str) -> list[Piece]:
         return _without_reasoning(self._parser.push(text))
 
-    def finish(self) -> list[Piece]:
-        return _without_reasoning(self._parser.finish())
+    @property
+    def is_in_call(self) -> bool:
+        return self._parser.is_in_call
+
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
+        return _without_reasoning(self._parser.finish(is_cut=is_cut))
 
 
 def _without_reasoning(pieces: list[Piece]) -> list[Piece]:

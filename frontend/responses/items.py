@@ -139,7 +139,7 @@ class Reading:
 
     def items(self, raw: bytes | Raw, where: str) -> list[Item]:
         """Return the items of a list. Raises InvalidRequestError naming the field."""
-        raws = read_list(raw, MAX_MESSAGES, where, 1)
+        raws = read_list(raw, MAX_MESSAGES, where)
         read = [self._item(each, f"{where}[{index}]") for index, each in enumerate(raws)]
         num_parts = sum(map(_num_parts, read))
         if num_parts > MAX_CONTENT_PARTS:

@@ -70,7 +70,7 @@ class ResponseWriter(OpenAIErrors):
     def end(self, ending: Ending) -> bytes:
         is_cut = ending.reason == "length"
         begin = b"" if self._output or self._open else self._opened(Content(""))
-        closed = begin + self._close("incomplete" if is_cut else "completed")
+        closed = begin + self._close("incomplete" if is_cut or ending.is_call_cut else "completed")
         response = ended(self._response, self._output, ending)
         self._body = _encode(response)
         self._keep(self._body)

@@ -93,7 +93,7 @@ async def test_thinking_text_and_calls_are_blocks_of_their_own(
 ) -> None:
     monkeypatch.setattr(AnswerFormat, "new_parser", lambda *_: LetterParser())
     stack.worker.script = answer_with('~hm, ~hello f:{"a": 1}')
-    monkeypatch.setattr(LetterParser, "finish", lambda _: [])
+    monkeypatch.setattr(LetterParser, "finish", lambda _, is_cut: [])
     whole = (await message(stack)).json()
     assert [block["type"] for block in whole["content"]] == ["thinking", "text", "tool_use"]
     assert whole["content"][0]["thinking"] == "hm, " and whole["content"][1]["text"] == "hello "
@@ -112,6 +112,30 @@ async def test_arguments_that_are_no_object_are_not_lost(
     monkeypatch.setattr(AnswerFormat, "new_parser", lambda *_: LetterParser())
     stack.worker.script = answer_with("f:[1")
     assert (await message(stack)).json()["content"][0]["input"] == {"arguments": "[1."}
+
+
+async def test_text_of_the_assistant_at_the_end_is_the_beginning_of_the_answer(
+    stack: Stack,
+) -> None:
+    begun = "Once upon a\n\n"
+    blocks = [{"type": "text", "text": "Once "}, {"type": "text", "text": "upon a\n\n"}]
+    for content in (begun, blocks):
+        messages = [*MESSAGES, {"role": "assistant", "content": content}]
+        assert (await message(stack, messages=messages)).json()["content"][0]["text"] == ANSWER
+        prompt = prompt_tokens(stack.worker.requests[-1])
+        assert prompt_of(stack.worker.requests[-1]).endswith(f"<|im_start|>assistant\n{begun}")
+        body = {"model": MODEL, "messages": messages}
+        counted = await stack.http.post("/v1/messages/count_tokens", json=body)
+        assert counted.json() == {"input_tokens": len(prompt)}
+
+
+async def test_a_last_message_that_only_calls_or_is_empty_is_no_beginning(stack: Stack) -> None:
+    call = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+    for content in ([call], [{"type": "text", "text": "x"}, call], "", []):
+        messages = [*MESSAGES, {"role": "assistant", "content": content}]
+        assert (await message(stack, messages=messages)).status_code == 200
+        end = prompt_of(stack.worker.requests[-1])
+        assert end.endswith("<|im_end|>\n<|im_start|>assistant\n")
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ async def test_reasoning_comes_back_without_a_store(stack: Stack) -> None:
     [
         ({"model": None}, "model"),
         ({"input": None}, "input"),
-        ({"input": []}, "input"),
+        ({"input": []}, "input"),  # nor instructions
         ({"input": 7}, "input"),
         ({"input": [7]}, "input[0]"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
@@ -210,3 +210,13 @@ async def test_a_wrong_field_is_named(stack: Stack, fields: dict[str, Any], para
     assert (error["param"] or "").startswith(param)
     assert f"`{param}" in error["message"] or "context is" in error["message"] or is_unknown
     assert not stack.worker.requests
+
+
+async def test_an_input_may_be_empty_beside_other_text(stack: Stack) -> None:
+    """A client warms up so, or asks for more of a stored response."""
+    first = (await respond(stack, input=[], instructions="Be brief.")).json()
+    assert first["status"] == "completed"
+    more = await respond(stack, input=[], previous_response_id=first["id"])
+    assert more.json()["status"] == "completed"
+    again = await respond(stack, input="Hi", previous_response_id=more.json()["id"])
+    assert again.json()["status"] == "completed"
