@@ -49,18 +49,13 @@ class PromptMaker:
         With `clamps` an answer may be as long as the context allows, and its limit may be larger.
         """
         if isinstance(body, ChatRequest):
-            token_ids = await self.chat_tokens(body, model)
-            stop = stop_conditions(body, model, len(token_ids), clamps=clamps)
-            return [Prompt(token_ids, "", stop)]
+            return [await self._chat_prompt(body, model, clamps)]
         given = body.prompts(self.config)
         num_characters = sum([len(each) for each in given if type(each) is str])
         is_short = num_characters <= _INLINE_CHARACTERS
-        prompts: list[Prompt] = []
-        for each in given:
-            token_ids, echo = await self._completion_tokens(each, body, model, is_short)
-            stop = stop_conditions(body, model, len(token_ids), clamps=clamps)
-            prompts.append(Prompt(token_ids, echo, stop, body.echoes_logprobs))
-        return prompts
+        return [
+            await self._completion_prompt(each, body, model, is_short, clamps) for each in given
+        ]
 
     async def chat_tokens(self, body: ChatRequest, model: TokenModel) -> list[int]:
         """Return the tokens of a chat's prompt. Raises InvalidRequestError."""
@@ -84,6 +79,11 @@ class PromptMaker:
         """Return the text of tokens, special tokens included."""
         return await self._in_thread(lambda: model.text.decode(token_ids))
 
+    async def _chat_prompt(self, body: ChatRequest, model: TokenModel, clamps: bool) -> Prompt:
+        token_ids = await self.chat_tokens(body, model)
+        stop = stop_conditions(body, model, len(token_ids), clamps=clamps)
+        return Prompt(token_ids, "", stop)
+
     async def _render(self, body: ChatRequest, model: TokenModel) -> str:
         messages, extra = body.conversation(), body.template_variables()
         adds_prompt = body.add_generation_prompt is not False and not body.continue_final_message
@@ -106,14 +106,20 @@ class PromptMaker:
                 pass
         return await self._in_thread(lambda: render(_RENDER_S))
 
-    async def _completion_tokens(
-        self, prompt: str | list[int], body: CompletionRequest, model: TokenModel, is_short: bool
-    ) -> tuple[list[int], str]:
-        """Return the tokens of a prompt, and its text where the answer repeats it."""
+    async def _completion_prompt(
+        self,
+        prompt: str | list[int],
+        body: CompletionRequest,
+        model: TokenModel,
+        is_short: bool,
+        clamps: bool,
+    ) -> Prompt:
         if isinstance(prompt, list):
             check_token_ids(prompt, model, "prompt")
             prompt = truncated(prompt, body, model)
-            return prompt, model.text.detokenizers.decode(prompt) if body.echo else ""
+            stop = stop_conditions(body, model, len(prompt), clamps=clamps)
+            echo = model.text.detokenizers.decode(prompt) if body.echo else ""
+            return Prompt(prompt, echo, stop, body.echoes_logprobs)
         _check_characters(prompt, model, "prompt")
         is_bare = body.add_special_tokens is False
         token_ids = await self._encode(prompt, model, is_short, is_chat=is_bare)
@@ -124,7 +130,8 @@ class PromptMaker:
         kept = truncated(token_ids, body, model)
         if len(kept) < len(token_ids) and body.echo:
             prompt = model.text.detokenizers.decode(kept)
-        return kept, prompt if body.echo else ""
+        stop = stop_conditions(body, model, len(kept), clamps=clamps)
+        return Prompt(kept, prompt if body.echo else "", stop, body.echoes_logprobs)
 
     async def _encode(
         self, text: str, model: TokenModel, is_short: bool, *, is_chat: bool
