@@ -1,27 +1,19 @@
 """Each field that a client of these APIs is known to send, alone in a request."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from llguidance import LLTokenizer
 
 from tandem.frontend.config import FrontendConfig
-from tandem.grammar.compiled import load_tokenizer
-from tandem.grammar.source import tried_source
 from tests.frontend.frontend_stack import (
     MODEL,
     Stack,
-    answer_with,
     byte_level_tokenizer,
     prompt_of,
 )
-from tests.frontend.frontend_stack import TEMPLATE as PLAIN
-from tests.frontend.test_tools import TEMPLATE, GrammarWorker, join
-
-CODER = TEMPLATE.replace("<tool_call>", "<tool_call><function=")
+from tests.frontend.test_tools import GrammarWorker, join
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
@@ -311,6 +303,16 @@ async def test_a_new_image_is_refused_and_every_other_one_where_it_is_to_be(stac
             assert (await post(strict, "/v1/messages", fields)).status_code == 400
 
 
+async def test_the_log_names_what_is_left_out_as_the_header_does(
+    stack: Stack, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "tandem.frontend.request_log")
+    response = await post(stack, "/v1/responses", {"something_new": 1, "top_logprobs": 2})
+    ignored = response.headers["x-tandem-ignored"]
+    assert ignored == "something_new, top_logprobs"
+    assert f", ignored: {ignored}" in caplog.text
+
+
 async def test_the_header_of_what_is_left_out_is_bounded(stack: Stack) -> None:
     fields = {f"field {i} \n é {'x' * 200}": 1 for i in range(40)}
     response = await post(stack, "/v1/chat/completions", fields)
@@ -329,75 +331,3 @@ async def test_bad_words_are_tokens_to_the_worker_with_a_space_before_and_withou
     assert words == {"no", " no", " so"}
     response = await post(stack, "/v1/chat/completions", {"allowed_token_ids": [999_999]})
     assert response.status_code == 400 and "`allowed_token_ids`" in response.text
-
-
-def strict_tool(parameters: object) -> dict[str, dict[str, Any]]:
-    function = {"name": "f", "parameters": parameters, "strict": True}
-    given = {"name": "f", "input_schema": parameters, "strict": True}
-    hosted = {"type": "web_search", "name": "w"}
-    return {
-        "/v1/chat/completions": {"tools": [hosted, {"type": "function", "function": function}]},
-        "/v1/responses": {"tools": [hosted, {"type": "function", **function}]},
-        "/v1/messages": {"tools": [hosted, given]},
-    }
-
-
-def form(schema: object) -> dict[str, dict[str, Any]]:
-    answer = {"type": "json_schema", "name": "s", "schema": schema}
-    return {
-        "/v1/chat/completions": {
-            "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}
-        },
-        "/v1/responses": {"text": {"format": answer}},
-        "/v1/messages": {"output_config": {"format": {"type": "json_schema", "schema": schema}}},
-    }
-
-
-PLACES = {
-    "/v1/chat/completions": ("tools[1].function.parameters", "response_format.json_schema.schema"),
-    "/v1/responses": ("tools[1].parameters", "text.format.schema"),
-    "/v1/messages": ("tools[1].input_schema", "output_config.format.schema"),
-}
-
-
-@pytest.fixture
-def tokenizer(tmp_path: Path) -> LLTokenizer:
-    path = tmp_path / "tokenizer.json"
-    byte_level_tokenizer().save(str(path))
-    return load_tokenizer(path, byte_level_tokenizer().get_vocab_size(), (0,))
-
-
-@pytest.mark.parametrize("template", [TEMPLATE, CODER, PLAIN], ids=["hermes", "coder", "plain"])
-async def test_a_schema_that_cannot_be_followed_is_refused_by_its_path_in_every_api(
-    stack: Stack, tokenizer: LLTokenizer, template: str
-) -> None:
-    async def compile_first(request: Any, *others: Any) -> None:
-        tried_source(request.grammar, tokenizer)
-        await answer_with("{}")(request, *others)
-
-    schema = {"type": "object", "properties": {"p": {"type": "number", "not": {}}}}
-    recursive = {
-        "type": "object",
-        "properties": {"q": {"anyOf": [{"$ref": "#"}, {"$ref": "#/$defs/n"}]}},
-        "$defs": {"n": {"properties": {"p": {"items": {"contains": {}}}}}},
-    }
-    good = {"type": "object", "properties": {"q": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}}
-    async with Stack(num_workers=0) as stack:
-        await join(stack, GrammarWorker, template)
-        stack.worker.script = compile_first
-        for path, places in PLACES.items():
-            for make, place in zip((strict_tool, form), places, strict=True):
-                if make is strict_tool and template is PLAIN:
-                    continue
-                for given, where in (
-                    (schema, ".properties.p.not"),
-                    (recursive, ".$defs.n.properties.p.items.contains"),
-                    (good, ""),
-                ):
-                    response = await post(stack, path, make(given)[path])
-                    if not where:
-                        assert response.status_code == 200, response.text
-                        continue
-                    assert response.status_code == 400, response.text
-                    message = response.json()["error"]["message"]
-                    assert message == f"`{place}{where}`: not supported"
