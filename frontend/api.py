@@ -7,6 +7,7 @@ from typing import Protocol
 import msgspec
 
 from tandem.frontend.access.limits import Charge
+from tandem.frontend.bodies.ignored import Ignored
 from tandem.frontend.http.exchange import ErrorShape, Exchange
 from tandem.frontend.request_log import RequestRecord
 from tandem.runtime.context import RequestContext
@@ -22,6 +23,12 @@ class Call(msgspec.Struct):
     context: RequestContext
     record: RequestRecord
     charge: Charge | None = None  # to the client's limit, once the request has a plan
+    clamps_max_tokens: bool = False  # to what the prompt leaves, whatever the config says
+
+    @property
+    def ignored(self) -> Ignored:
+        """The fields that the answer leaves out of account."""
+        return self.exchange.ignored
 
     @property
     def owner(self) -> str:

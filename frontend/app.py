@@ -136,6 +136,7 @@ class RequestHandler:
             exchange.traceparent = span.traceparent
         log_for(context.id, context.headers)
         client = exchange.client
+        exchange.ignored.is_refused = self._deps.config.unknown_fields == "refuse"
         record = RequestRecord(context.id, endpoint, "" if client is None else client.key.name)
         call = Call(exchange, context, record)
         self._contexts.add(context)
@@ -156,6 +157,7 @@ class RequestHandler:
             if not self._contexts:
                 self._idle.set()
             record.status, record.is_gone = exchange.status, exchange.is_gone
+            record.ignored = str(exchange.ignored)
             summary = log_request(record, self._deps.metrics)
             if span is not None:
                 end_span(span, record, summary, self._deps.trace)

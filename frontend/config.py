@@ -3,7 +3,7 @@
 import re
 import secrets
 from functools import cache
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -76,6 +76,21 @@ class FrontendConfig(BaseModel):
     )
     reasoning_formats: str = Field(
         "", description="formats of reasoning, in the same way; `none` is none"
+    )
+    unknown_fields: Literal["warn", "refuse"] = Field(
+        "warn",
+        description="fields, tools and items of a request that are not known here: `warn` leaves "
+        "them out and names them in the header `x-tandem-ignored` and in the log, `refuse` is 400",
+    )
+    images_as_text: bool = Field(
+        True,
+        description="images and files in results of tools, and in messages before the last answer, "
+        "become a line of text for a model that reads text only; false: 400",
+    )
+    clamp_max_tokens: bool = Field(
+        True,
+        description="a `max_tokens` beyond what the prompt leaves of the context is cut to it; "
+        "false: 400, but for messages in Anthropic's shape, where it is always cut",
     )
     max_body_bytes: int = Field(
         8 * 1024 * 1024, ge=1024, description="largest request body (bytes); above it 413"

@@ -14,7 +14,7 @@ from tandem.frontend.app import App, RequestHandler
 from tandem.frontend.catalog.catalog import Catalog
 from tandem.frontend.catalog.scrape_targets import ScrapeTargets
 from tandem.frontend.catalog.worker_events import WorkerEvents
-from tandem.frontend.config import FrontendConfig, listed, new_page_key
+from tandem.frontend.config import FrontendConfig, new_page_key
 from tandem.frontend.deps import FrontendDeps
 from tandem.frontend.http.protocol import limited_protocol
 from tandem.frontend.metrics import FrontendMetrics

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from tandem.grammar.compiled import compile_source, grammar_error, load_tokenizer
-from tandem.grammar.source import matcher_source
+from tandem.grammar.compiled import grammar_error, load_tokenizer
+from tandem.grammar.source import tried_source
 from tandem.runtime.errors import InvalidRequestError, UnavailableError
 from tandem.runtime.messages import Grammar
 
@@ -34,6 +34,7 @@ class Verdict(msgspec.Struct):
 
     source: str = ""
     fault: str = ""
+    field: str = "grammar"  # at fault
 
 
 _REQUEST = msgspec.msgpack.Decoder(Grammar)
@@ -70,7 +71,7 @@ class TrialProcess:
                 if verdict is None:
                     await self.close()
         if verdict.fault:
-            raise InvalidRequestError(verdict.fault, param="grammar")
+            raise InvalidRequestError(verdict.fault, param=verdict.field)
         return verdict.source
 
     async def close(self) -> None:
@@ -118,11 +119,9 @@ def main() -> None:
 
     def verdict_on(grammar: Grammar) -> Verdict:
         try:
-            source = matcher_source(grammar, tokenizer)
-            compile_source(tokenizer, grammar, source)
+            return Verdict(tried_source(grammar, tokenizer))
         except InvalidRequestError as error:
-            return Verdict(fault=error.message)
-        return Verdict(source=source)
+            return Verdict(fault=error.message, field=error.param or "grammar")
 
     def answer_all() -> None:
         answers.write(b"\0")

@@ -67,6 +67,7 @@ class ModelCard(Message, frozen=True, tag=False):
     weights_digest: str = ""  # workers with other weights do not replace one another
     supports_grammar: bool = False  # of GenerateRequest
     answers: AnswerRules = AnswerRules()
+    supports_token_rules: bool = False  # allowed_token_ids and bad_words of SamplingParams
 
 
 class RankMetadata(Message, frozen=True, tag=False):

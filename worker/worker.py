@@ -19,6 +19,7 @@ from tandem.engine.outputs import LoadStats
 from tandem.engine.schedule.sequence import Sequence
 from tandem.engine.step.masks import Matcher
 from tandem.engine.step.outcome import DeviceLostError
+from tandem.engine.step.token_rules import TokenRules
 from tandem.grammar.compiler import GrammarCompiler
 from tandem.queue.deployment import deployment_id
 from tandem.queue.jetstream import JetStreamQueue
@@ -153,16 +154,23 @@ class Worker:
         await self._stack.aclose()
 
     async def matcher_of(self, grammar: Grammar | None, seq: Sequence) -> Matcher | None:
-        """Return the matcher of a request's grammar, which stands where the answer of `seq` does.
+        """Return the matcher of a request, which stands where the answer of `seq` does.
 
-        None for a request without a grammar. Raises InvalidRequestError for a grammar that does not
-        compile within its limits, or that the answer does not follow.
+        None for a request without a grammar and without rules of tokens. Raises
+        InvalidRequestError for a grammar that does not compile within its limits, or that the
+        answer does not follow.
         """
-        if grammar is None:
-            return None
-        if self.grammars is None:
-            raise InvalidRequestError("the model has no tokenizer for a grammar", param="grammar")
-        return await self.grammars.compile(grammar, seq.token_ids[seq.num_prompt_tokens :])
+        answer, matcher = seq.token_ids[seq.num_prompt_tokens :], None
+        if grammar is not None:
+            if self.grammars is None:
+                reason = "the model has no tokenizer for a grammar"
+                raise InvalidRequestError(reason, param="grammar")
+            matcher = await self.grammars.compile(grammar, answer)
+        allowed, bad_words = seq.sampling.allowed_token_ids, seq.sampling.bad_words
+        if not allowed and not bad_words:
+            return matcher
+        vocab_size = self.engine.runner.model_config.vocab_size
+        return TokenRules(allowed, bad_words, vocab_size, matcher, answer)
 
     # ---- roles --------------------------------------------------------------------------------
 

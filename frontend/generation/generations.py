@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import Callable
 
 from tandem.frontend.api import Call, Work
+from tandem.frontend.bodies.ignored import Ignored
 from tandem.frontend.catalog.catalog import ServedModel
+from tandem.frontend.config import FrontendConfig
 from tandem.frontend.deps import FrontendDeps
 from tandem.frontend.generation.generation import Answer, Sink, generate, new_answer
 from tandem.frontend.generation.plan import most_generated, new_plan
@@ -24,9 +26,14 @@ class Generations:
         self.prompt_maker = PromptMaker(deps.config, deps.executor)
         self._deps = deps
 
-    def parse(self, kind: type[Body], raw: bytes) -> Body:
+    @property
+    def config(self) -> FrontendConfig:
+        """The frontend's."""
+        return self._deps.config
+
+    def parse(self, kind: type[Body], raw: bytes, ignored: Ignored) -> Body:
         """Return the checked request in `raw`. Raises InvalidRequestError naming the field."""
-        return parse(kind, raw, self._deps.config, self._deps.catalog.longest_context)
+        return parse(kind, raw, self.config, self._deps.catalog.longest_context, ignored)
 
     @property
     def only_model(self) -> str | None:
@@ -48,7 +55,7 @@ class Generations:
         """Return the generation of a body for a model whose text is the frontend's."""
         route: Route = "chat" if isinstance(body, ChatRequest) else "completions"
         model = self.model(body.model, route, call)
-        plan = await new_plan(body, model, self.prompt_maker, call.context, call.exchange.headers)
+        plan = await new_plan(body, model, self.prompt_maker, call)
         if call.exchange.client is not None:
             call.charge = call.exchange.client.charge(plan.num_prompt_tokens, most_generated(plan))
         answer = new_answer(plan, self._deps, call.owner)

@@ -42,15 +42,20 @@ class PromptMaker:
         self._executor = executor
 
     async def prompts(
-        self, body: ChatRequest | CompletionRequest, model: TokenModel
+        self, body: ChatRequest | CompletionRequest, model: TokenModel, *, clamps: bool
     ) -> list[Prompt]:
-        """Return the prompts of a body, each checked as it is made. Raises InvalidRequestError."""
+        """Return the prompts of a body, each checked as it is made. Raises InvalidRequestError.
+
+        With `clamps` an answer may be as long as the context allows, and its limit may be larger.
+        """
         if isinstance(body, ChatRequest):
-            return [await self._chat_prompt(body, model)]
+            return [await self._chat_prompt(body, model, clamps)]
         given = body.prompts(self.config)
         num_characters = sum([len(each) for each in given if type(each) is str])
         is_short = num_characters <= _INLINE_CHARACTERS
-        return [await self._completion_prompt(each, body, model, is_short) for each in given]
+        return [
+            await self._completion_prompt(each, body, model, is_short, clamps) for each in given
+        ]
 
     async def chat_tokens(self, body: ChatRequest, model: TokenModel) -> list[int]:
         """Return the tokens of a chat's prompt. Raises InvalidRequestError."""
@@ -74,9 +79,10 @@ class PromptMaker:
         """Return the text of tokens, special tokens included."""
         return await self._in_thread(lambda: model.text.decode(token_ids))
 
-    async def _chat_prompt(self, body: ChatRequest, model: TokenModel) -> Prompt:
+    async def _chat_prompt(self, body: ChatRequest, model: TokenModel, clamps: bool) -> Prompt:
         token_ids = await self.chat_tokens(body, model)
-        return Prompt(token_ids, "", stop_conditions(body, model, len(token_ids)))
+        stop = stop_conditions(body, model, len(token_ids), clamps=clamps)
+        return Prompt(token_ids, "", stop)
 
     async def _render(self, body: ChatRequest, model: TokenModel) -> str:
         rules = model.card.answers
@@ -103,12 +109,17 @@ class PromptMaker:
         return await self._in_thread(lambda: render(_RENDER_S))
 
     async def _completion_prompt(
-        self, prompt: str | list[int], body: CompletionRequest, model: TokenModel, is_short: bool
+        self,
+        prompt: str | list[int],
+        body: CompletionRequest,
+        model: TokenModel,
+        is_short: bool,
+        clamps: bool,
     ) -> Prompt:
         if isinstance(prompt, list):
             check_token_ids(prompt, model, "prompt")
             prompt = truncated(prompt, body, model)
-            stop = stop_conditions(body, model, len(prompt))
+            stop = stop_conditions(body, model, len(prompt), clamps=clamps)
             echo = model.text.detokenizers.decode(prompt) if body.echo else ""
             return Prompt(prompt, echo, stop, body.echoes_logprobs)
         _check_characters(prompt, model, "prompt")
@@ -121,7 +132,7 @@ class PromptMaker:
         kept = truncated(token_ids, body, model)
         if len(kept) < len(token_ids) and body.echo:
             prompt = model.text.detokenizers.decode(kept)
-        stop = stop_conditions(body, model, len(kept))
+        stop = stop_conditions(body, model, len(kept), clamps=clamps)
         return Prompt(kept, prompt if body.echo else "", stop, body.echoes_logprobs)
 
     async def _encode(
@@ -167,17 +178,24 @@ def truncated(
         return token_ids
     if most == -1:
         limit = 1 if body.token_limit is None else body.token_limit
+        limit = limit if limit < model.card.context_length else 1
         most = max(1, model.card.context_length - limit)
     return token_ids[-most:]
 
 
 def stop_conditions(
-    body: ChatRequest | CompletionRequest, model: TokenModel, num_prompt_tokens: int
+    body: ChatRequest | CompletionRequest,
+    model: TokenModel,
+    num_prompt_tokens: int,
+    *,
+    clamps: bool,
 ) -> StopConditions:
     """Return the end of an answer. Raises InvalidRequestError if it does not fit the context."""
     context_length = model.card.context_length
     limit = body.token_limit
     num_left = context_length - num_prompt_tokens
+    if clamps and limit is not None and num_left > 0:
+        limit = min(limit, num_left)
     where = "messages" if isinstance(body, ChatRequest) else "prompt"
     if num_left < (1 if limit is None else limit):
         asked = "" if limit is None else f" and {limit} for the answer"

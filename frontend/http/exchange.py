@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from starlette.types import Receive, Scope, Send
 
 from tandem.frontend.access.limits import Client, Header
+from tandem.frontend.bodies.ignored import Ignored
 from tandem.frontend.bodies.open_bodies import BodyShare
 from tandem.frontend.openai.errors import (
     BodyTimeoutError,
@@ -64,14 +65,15 @@ class Exchange:
     """
 
     __slots__ = (
-        "_connection", "_receive", "client", "errors", "has_events", "headers", "is_gone",
-        "is_over", "is_started", "send", "status", "traceparent",
+        "_connection", "_receive", "client", "errors", "has_events", "headers", "ignored",
+        "is_gone", "is_over", "is_started", "send", "status", "traceparent",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, errors: ErrorShape) -> None:
         self.errors = errors
         self.client: Client | None = None  # the holder of the request's API key
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.ignored = Ignored()
         self._connection: Connection = scope[CONNECTION]
         self._receive = receive
         self.send = send
@@ -88,12 +90,14 @@ class Exchange:
         return "" if self.client is None else self.client.key.name
 
     def id_headers(self, request_id: str) -> list[Header]:
-        """Return the headers with the request's ids, its trace, and its client's limits."""
+        """Return the headers about the request: its ids, trace, ignored fields, client's limits."""
         ours = request_id.encode()
         own = caller_id(self.headers.get(b"x-request-id", b""))
         ids = [(b"x-tandem-request-id", ours), (b"x-request-id", own or ours)]
         if self.traceparent:
             ids.append((b"traceresponse", self.traceparent.encode()))
+        if ignored := str(self.ignored):
+            ids.append((b"x-tandem-ignored", header_value(ignored)))
         return ids if self.client is None else ids + self.client.headers()
 
     def check_is_json(self) -> None:

@@ -6,7 +6,6 @@ import msgspec
 
 from tandem.frontend.bodies.invalid import invalid_field
 from tandem.frontend.tokens.chat_forms import with_reasoning
-from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.printable import short
 
 TemplateMessage = dict[str, Any]
@@ -17,6 +16,7 @@ class ContentPart(msgspec.Struct, frozen=True):
 
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
@@ -58,11 +58,8 @@ class ChatMessage(msgspec.Struct, frozen=True):
             raise invalid_field(f"{where}.content", "is required")
         for index, part in enumerate(self.content):
             if part.type != "text" or part.text is None:
-                field = f"{where}.content[{index}]"
-                raise InvalidRequestError(
-                    f"`{field}` has type {short(part.type)!r}; only text is supported",
-                    param=f"{field}.type",
-                )
+                field = f"{where}.content[{index}].type"
+                raise invalid_field(field, f"is {short(part.type)!r}; only text is supported")
         return "".join(part.text or "" for part in self.content)
 
     def for_template(self, where: str) -> TemplateMessage:

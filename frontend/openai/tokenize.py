@@ -8,7 +8,7 @@ from msgspec import Meta, Raw
 from tandem.frontend.api import Call, Work, respond
 from tandem.frontend.bodies.invalid import invalid_field
 from tandem.frontend.bodies.outline import MAX_PROMPT_TOKENS, Fields, read_fields
-from tandem.frontend.bodies.typed import read_body
+from tandem.frontend.bodies.typed import Body, read_body
 from tandem.frontend.generation.generations import Generations
 from tandem.frontend.generation.plan import of_tokens
 from tandem.frontend.generation.prompts import check_token_ids
@@ -28,7 +28,7 @@ class Tokenized(msgspec.Struct, frozen=True):
     token_strs: list[str] | None
 
 
-class _TextBody(msgspec.Struct, frozen=True):
+class _TextBody(Body, frozen=True, kw_only=True):
     model: str
     prompt: str
     add_special_tokens: bool | None = None
@@ -39,7 +39,7 @@ class _ChatBody(ChatRequest, frozen=True, kw_only=True):
     return_token_strs: bool | None = None
 
 
-class _TokensBody(msgspec.Struct, frozen=True):
+class _TokensBody(Body, frozen=True, kw_only=True):
     model: str
     tokens: Annotated[
         list[Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]], Meta(max_length=MAX_PROMPT_TOKENS)
@@ -57,12 +57,12 @@ class TokenizeApi:
     async def prepare(self, raw: bytes, call: Call) -> Work:
         fields = _with_model(read_fields(raw), self._generations)
         if "messages" in fields:
-            chat = self._generations.parse(_ChatBody, _encode(fields))
+            chat = self._generations.parse(_ChatBody, _encode(fields), call.ignored)
             wants_strings = chat.return_token_strs
             model = of_tokens(self._generations.model(chat.model, "chat", call))
             token_ids = await self._generations.prompt_maker.chat_tokens(chat, model)
         else:
-            body = read_body(_TextBody, _encode(fields), ("prompt",))
+            body = read_body(_TextBody, _encode(fields), ("prompt",), call.ignored)
             wants_strings = body.return_token_strs
             model = of_tokens(self._generations.model(body.model, "completions", call))
             token_ids = await self._generations.prompt_maker.text_tokens(
@@ -85,7 +85,7 @@ class DetokenizeApi:
         if raw.count(b",") > MAX_PROMPT_TOKENS:
             raise invalid_field("tokens", f"has over {MAX_PROMPT_TOKENS} entries")
         fields = _with_model(read_fields(raw), self._generations)
-        body = read_body(_TokensBody, _encode(fields), ("tokens",))
+        body = read_body(_TokensBody, _encode(fields), ("tokens",), call.ignored)
         model = of_tokens(self._generations.model(body.model, "completions", call))
         check_token_ids(body.tokens, model, "tokens")
         text = await self._generations.prompt_maker.text_of(body.tokens, model)

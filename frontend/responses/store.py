@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from tandem.frontend.responses.items import Item, read_items
+from tandem.frontend.bodies.ignored import Ignored
+from tandem.frontend.responses.items import Item, Reading
 from tandem.runtime.errors import InvalidRequestError, NotFoundError
 from tandem.runtime.printable import short
 
@@ -122,7 +123,8 @@ class ResponseStore:
                     param="previous_response_id",
                 )
         items: list[Item] = []
+        reading = Reading(Ignored())
         for turn in reversed(turns):
-            items += read_items(turn.inputs)
-            items += read_items(_decode_output(turn.body).output, "output")
+            items += reading.items(turn.inputs, "input")
+            items += reading.items(_decode_output(turn.body).output, "output")
         return items

@@ -168,8 +168,9 @@ async def test_an_error_in_a_stream_is_an_event_that_the_client_raises(
 async def test_errors_have_anthropics_shape(client: anthropic.AsyncAnthropic, stack: Stack) -> None:
     with pytest.raises(anthropic.NotFoundError):
         await client.messages.create(model="x", max_tokens=1, messages=MESSAGES)
+    long: Any = [{"role": "user", "content": "x " * 200}]
     with pytest.raises(anthropic.BadRequestError, match="context is 128 tokens"):
-        await client.messages.create(model=MODEL, max_tokens=1000, messages=MESSAGES)
+        await client.messages.create(model=MODEL, max_tokens=1, messages=long)
     response = await stack.http.get("/v1/messages")
     assert response.status_code == 405 and response.json()["type"] == "error"
 
@@ -204,11 +205,8 @@ def content(*blocks: object, role: str = "user") -> dict[str, object]:
          "messages[0].content[0].input"),
         (content({"type": "tool_use", "id": "x", "name": "f", "input": {}}),
          "messages[0].content[0].type"),
-        (content({"type": "tool_result", "tool_use_id": "x", "content": [{"type": "image"}]}),
-         "messages[0].content[0].content[0].type"),
         ({"system": 1}, "system"),
         ({"system": [{"type": "image"}]}, "system[0].type"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tool_choice": "auto"}, "tool_choice"),
@@ -216,12 +214,9 @@ def content(*blocks: object, role: str = "user") -> dict[str, object]:
         ({"tools": [{"name": "f", "input_schema": {}}] * 2}, "tools[1].name"),
         ({"tools": [{"name": "f", "input_schema": 1}]}, "tools[0].input_schema"),
         ({"thinking": {"type": "deep"}}, "thinking.type"),
-        ({"temperature": 1.5}, "temperature"),
+        ({"temperature": 2.5}, "temperature"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"container": "x"}, "container"),
-        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
-         "context_management.edits"),
-        ({"output_config": {"colour": 1}}, "output_config"),
     ],
 )  # fmt: skip
 async def test_a_wrong_field_is_named(stack: Stack, fields: dict[str, Any], name: str) -> None:

@@ -46,7 +46,6 @@ BAD_CHATS: list[tuple[dict[str, object], str]] = [
     ({"max_tokens": 1.5}, "max_tokens"),
     ({"max_tokens": True}, "max_tokens"),
     ({"max_completion_tokens": 0}, "max_completion_tokens"),
-    ({"max_tokens": CONTEXT_LENGTH}, "max_tokens"),
     ({"temperature": -0.1}, "temperature"),
     ({"temperature": 2.1}, "temperature"),
     ({"temperature": "1"}, "temperature"),
@@ -78,6 +77,8 @@ BAD_CHATS: list[tuple[dict[str, object], str]] = [
     ({"repetition_penalty": 1e-40}, "repetition_penalty"),
     ({"repetition_penalty": 5e-324}, "repetition_penalty"),
     ({"max_tokens": 10**400}, "max_tokens"),
+    ({"bad_words": [""]}, "bad_words[0]"),
+    ({"allowed_token_ids": [1] * 16385}, "allowed_token_ids"),
     ({"max_completion_tokens": 2**31}, "max_completion_tokens"),
     ({"min_tokens": 2**63 - 1}, "min_tokens"),
     ({"n": 10**30}, "n"),
@@ -88,7 +89,6 @@ BAD_CHATS: list[tuple[dict[str, object], str]] = [
     ({"stop_token_ids": [99999]}, "stop_token_ids"),
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"tools": [TOOL, TOOL]}, "tools[1].function.name"),
-    ({"tools": [TOOL | {"type": "web_search"}]}, "tools[0].type"),
     ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
     (
         {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
@@ -115,16 +115,12 @@ BAD_CHATS: list[tuple[dict[str, object], str]] = [
     ({"guided_regex": "a", "guided_json": {}}, "guided_regex"),
     ({"structured_outputs": {}}, "structured_outputs"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice"),
-    ({"structured_outputs": {"a\n": 1}}, "structured_outputs.a\\n"),
-    ({"structured_outputs": {"disable_fallback": True}}, "structured_outputs.disable_fallback"),
+    ({"structured_outputs": {"disable_fallback": True}}, "structured_outputs"),
     ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
     ({"functions": []}, "functions"),
     ({"audio": {"voice": "x"}}, "audio"),
-    ({"store": True}, "store"),
-    ({"service_tier": "flex"}, "service_tier"),
-    ({"something_new": 1}, "something_new"),
+    ({"chat_template": "x"}, "chat_template"),
     ({"model": None}, "model"),
-    ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
     ({"messages": [{"role": "user", "content": "Hi"}] * 2049}, "messages"),
     (
         {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 4097}]},
@@ -194,7 +190,7 @@ async def test_each_bad_field_of_a_completion_is_a_400_that_names_it(stack: Stac
 
 
 async def test_an_error_repeats_no_more_of_a_name_than_its_beginning(stack: Stack) -> None:
-    for fields in ({"x" * 60_000: 1}, {"model": "x" * 60_000}):
+    for fields in ({"tool_choice": "x" * 60_000}, {"model": "x" * 60_000}):
         error = error_of(await stack.http.post("/v1/chat/completions", json=CHAT | fields))
         assert "xxx" in str(error["message"]) and len(json.dumps(error)) < 500
 

@@ -8,11 +8,14 @@ import msgspec
 import pytest
 
 from tandem.frontend.anthropic.requests import LARGE, MessagesRequest
+from tandem.frontend.bodies.ignored import Ignored
 from tandem.frontend.bodies.typed import read_body
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.openai.requests import ChatRequest, parse
 from tandem.frontend.responses.api import chat_fields
+from tandem.frontend.responses.items import Reading
 from tandem.frontend.responses.requests import parse as parse_response
+from tandem.frontend.responses.tools import read_all
 from tandem.runtime.errors import InvalidRequestError
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x", None], "default": None}}}
@@ -97,12 +100,17 @@ def of_chat(raw: bytes) -> object:
 
 
 def of_response(raw: bytes) -> object:
-    request = parse_response(raw)
-    return of_chat(msgspec.json.encode(chat_fields(request, [], request.inputs())))
+    ignored = Ignored()
+    request = parse_response(raw, ignored)
+    tools = read_all(request.tools, request.tool_choice, ignored).chat_fields()
+    fields = chat_fields(request, [], request.inputs(Reading(ignored)))
+    return of_chat(msgspec.json.encode(fields | tools))
 
 
 def of_message(raw: bytes) -> object:
-    return of_chat(msgspec.json.encode(read_body(MessagesRequest, raw, LARGE).chat_fields()))
+    request = read_body(MessagesRequest, raw, LARGE, Ignored())
+    fields, _ = request.chat_fields(Ignored(), images_as_text=True)
+    return of_chat(msgspec.json.encode(fields))
 
 
 def changes(value: Any) -> Iterator[tuple[str, Any, Any]]:

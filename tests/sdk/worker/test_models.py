@@ -96,7 +96,7 @@ async def test_one_process_serves_several_models_with_files_of_their_own(
     assert [a["choices"][0]["message"]["content"] for a in answers] == ["one", "two"]
     assert two.requests[0]["token_ids"] == bundled_tokens("Hi")  # by its own template
     assert len(one.requests[0]["token_ids"]) > len(two.requests[0]["token_ids"])
-    too_long = await stack.complete("second", max_tokens=64)
+    too_long = await stack.complete("second", prompt=[1] * 64)
     assert too_long["error"]["code"] == "context_length_exceeded"
 
 
