@@ -164,6 +164,7 @@ def _answer(
     tools: ToolFormat | None,
     reasoning: ReasoningFormat | None,
     constraint: Constraint | None,
+    calls_by: str,
     rules: AnswerRules,
 ) -> str:
     """Add the rules of the answer after its reasoning. Returns the first."""
