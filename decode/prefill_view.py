@@ -4,8 +4,6 @@ import logging
 import time
 from collections.abc import Mapping, Set
 
-import msgspec
-
 from tandem.decode.admission import PrefillSide, leaves_tickets
 from tandem.decode.handoffs import RemotePrefills
 from tandem.decode.metrics import DecodeMetrics
@@ -15,15 +13,14 @@ from tandem.engine.outputs import Backlog, LoadStats
 from tandem.queue.prefill_queue import QueueDepth
 from tandem.router.predict import PlaceLoad
 from tandem.runtime.cluster_messages import Instance, LoadReport
-from tandem.runtime.errors import ServiceError
-from tandem.runtime.messages import DECODE_ERRORS
-from tandem.runtime.printable import one_line
+from tandem.runtime.decoding import decoder
+from tandem.runtime.errors import ProtocolError, ServiceError
+from tandem.runtime.printable import short
 from tandem.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-_LOAD_REPORT = msgspec.msgpack.Decoder(LoadReport)
-MAX_ERROR_BYTES = 200  # of a stranger's bytes, in a log line
+_decode_load = decoder(LoadReport)
 REPORT_LIFETIME_S = 2.0  # of another worker's load
 NO_JOBS = QueueDepth(0, 0, 0, 0)
 
@@ -108,9 +105,9 @@ class PrefillView:
         instance_id = subject.rpartition(".")[2]
         if instance_id in self._instances:
             try:
-                report = _LOAD_REPORT.decode(payload)
-            except DECODE_ERRORS as error:
-                logger.warning("dropped a load report: %s", one_line(str(error), MAX_ERROR_BYTES))
+                report = _decode_load(payload)
+            except ProtocolError as error:
+                logger.warning("dropped a load report of %s: %s", short(instance_id), error)
                 return
             self._loads[instance_id] = time.perf_counter(), report
         elif instance_id in self._loads:

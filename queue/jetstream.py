@@ -11,7 +11,6 @@ import logging
 import re
 import time
 
-import msgspec
 import nats.errors
 import nats.js.errors
 from nats.aio.msg import Msg
@@ -22,9 +21,10 @@ from tandem.queue.limits import flaw
 from tandem.queue.prefill_queue import Delivery, QueueDepth
 from tandem.queue.pull import PullConsumer, best_effort
 from tandem.queue.streams import QueueNames, create_streams
-from tandem.runtime.errors import ServiceError
+from tandem.runtime.decoding import decoder
+from tandem.runtime.errors import ProtocolError, ServiceError
 from tandem.runtime.handoff_messages import PrefillJob
-from tandem.runtime.messages import DECODE_ERRORS, encode
+from tandem.runtime.messages import encode
 from tandem.runtime.nats import NatsConnection
 
 _DEDUP_HEADER = "Nats-Msg-Id"
@@ -33,7 +33,7 @@ _MAX_HEADER_CHARS = 200
 _RETRY_S = 0.05  # after a pull that ended early
 _NUMBER = re.compile(r"[0-9]{1,9}")  # of tokens, in a subject
 
-_DECODER = msgspec.msgpack.Decoder(PrefillJob)
+_decode_job = decoder(PrefillJob)
 _NATS_ERRORS = (nats.errors.Error, TimeoutError, OSError)
 
 logger = logging.getLogger(__name__)
@@ -191,9 +191,9 @@ class JetStreamQueue:
     async def _admit(self, message: Msg) -> JetStreamDelivery | None:
         """Return a message's job; dead-letter a flawed one, and one delivered too often."""
         try:
-            job = _DECODER.decode(message.data)
-        except DECODE_ERRORS as exc:
-            await self._dead_letter(message, f"not a prefill job: {exc}")
+            job = _decode_job(message.data)
+        except ProtocolError as exc:
+            await self._dead_letter(message, exc.message)
             return None
         if (reason := flaw(job, self._config)) is not None:
             await self._dead_letter(message, reason)

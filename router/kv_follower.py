@@ -5,19 +5,17 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-import msgspec
-
 from tandem.router.kv_index import KvIndex
 from tandem.runtime.cluster_messages import KvEvent
-from tandem.runtime.errors import TandemError
-from tandem.runtime.messages import DECODE_ERRORS
+from tandem.runtime.decoding import decoder
+from tandem.runtime.errors import ProtocolError, TandemError
 
 logger = logging.getLogger(__name__)
 
 _PAUSE_AFTER_FAILURE_S = 1.0
 _MAX_BUFFERED_EVENTS = 10_000
 
-decode_kv_event = msgspec.msgpack.Decoder(KvEvent).decode
+decode_kv_event = decoder(KvEvent)
 
 
 class KvFollower:
@@ -55,7 +53,7 @@ class KvFollower:
             return
         try:
             event = decode_kv_event(payload)
-        except DECODE_ERRORS as error:
+        except ProtocolError as error:
             logger.warning("dropped a KV event on %s: %s", subject, error)
             return
         if event.instance_id not in self._known:
@@ -93,7 +91,7 @@ class KvFollower:
             snapshot = decode_kv_event(await self._dump(instance_id))
             if instance_id in self._known and snapshot.instance_id == instance_id:
                 self.index.load_snapshot(snapshot)
-        except (TandemError, *DECODE_ERRORS) as error:
+        except TandemError as error:
             logger.info("no KV snapshot of %s: %s", instance_id, error)
             await asyncio.sleep(_PAUSE_AFTER_FAILURE_S)
         finally:

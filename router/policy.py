@@ -177,6 +177,7 @@ class Router:
             for index, cost in enumerate(costs)
             if cost <= limit and num_cached[index] >= num_least
         ]
+        good = good or [cheapest]  # whatever the numbers are
         if len(good) > 1:
             fewest = min(loads[index].num_requests for index in good)
             good = [index for index in good if loads[index].num_requests == fewest]
@@ -217,6 +218,7 @@ class Router:
         is_good = costs <= costs[cheapest] * (1 + margin)
         if num_cached is not None:
             is_good &= num_cached >= num_cached[cheapest]
+        is_good[cheapest] = True  # whatever the numbers are
         good = is_good.nonzero()[0]
         if len(good) > 1:
             num_requests = self._loads.num_requests().take(good)

@@ -210,7 +210,7 @@ def num_holding(
     hold the answers, in steps of PACKED_SHARE of the longest, even if that leaves less at first:
     answers last, so a worker that gets some could not compute prompts at its full pace for long.
     """
-    longest_s, share = costs.max_step_s, 1 / num_workers
+    longest_s, share = max(costs.max_step_s, _TINY_S), 1 / num_workers
     spread_s = decode_step_s(costs, math.ceil(num_decodes * share), int(context * share))
     left_if_spread = (PLANNED_SHARE * longest_s - spread_s - costs.prompt_s[0]) / longest_s
     if prompt_rate * share <= PRESSING_SHARE * left_if_spread:

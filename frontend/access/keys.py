@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from tandem.runtime.bounds import LARGEST_INT
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.printable import short
-from tandem.runtime.request_bounds import LARGEST_INT
 
 MAX_KEYS = 10_000
 MAX_LIST_BYTES = 4 * 1024 * 1024

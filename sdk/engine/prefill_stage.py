@@ -3,19 +3,18 @@
 import logging
 from contextlib import AsyncExitStack
 
-import msgspec
-
 from tandem.router.config import RouterConfig
 from tandem.router.policy import MARGIN, Router, RoutingDecision
 from tandem.runtime.cluster_messages import LoadReport
+from tandem.runtime.decoding import decoder
 from tandem.runtime.errors import (
     CancelledRequestError,
     DeadlineError,
     InvalidRequestError,
+    ProtocolError,
     TandemError,
 )
 from tandem.runtime.events import Events, load_subject
-from tandem.runtime.messages import DECODE_ERRORS
 from tandem.sdk.engine.types import GenerateRequest
 from tandem.sdk.worker.client import Client, Responses
 from tandem.sdk.worker.context import Context
@@ -24,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 # Errors that are not the prefill worker's: local prefill would not avoid them.
 _FINAL = (CancelledRequestError, DeadlineError, InvalidRequestError)
-_decode_load = msgspec.msgpack.Decoder(LoadReport).decode
+_decode_load = decoder(LoadReport)
 
 
 class PrefillStage:
@@ -140,7 +139,7 @@ class PrefillStage:
             return
         try:
             report = _decode_load(payload)
-        except DECODE_ERRORS as error:
+        except ProtocolError as error:
             logger.warning("dropped a load report of %s: %s", instance_id, error)
             return
         if report.instance_id == instance_id:

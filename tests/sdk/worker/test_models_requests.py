@@ -209,5 +209,5 @@ def test_what_is_neither_is_refused(item: Any) -> None:
 
 
 def test_a_body_that_is_not_json_is_the_callers_fault() -> None:
-    with pytest.raises(InvalidRequestError, match="not JSON"):
+    with pytest.raises(InvalidRequestError, match="malformed JSON"):
         text_codec(body=b"{")
