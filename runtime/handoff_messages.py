@@ -39,6 +39,8 @@ class PrefillJob(Message, frozen=True):
     num_uncached_tokens: Count
     deadline_ms: Positive  # left at publish
     trace: Table[Text] = {}
+    num_returns: Ordinal = 0  # by workers that could not begin it
+    num_lost: Ordinal = 0  # deliveries before the last return that no worker answered
 
 
 class Claim(Message, frozen=True):

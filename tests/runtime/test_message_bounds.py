@@ -29,7 +29,7 @@ OWN_DECODING = {
     "frontend/generation/plan.py": "a client's header",
     "frontend/openai": "a client's body",
     "frontend/responses": "a client's body, and what this frontend stored",
-    "frontend/text": "a client's body, and OpenAI's objects of a text model, which go on to the client",
+    "frontend/text": "a client's body, and objects of a text model, which go on to the client",
     "grammar": "a client's grammar, and the worker's own child",
     "launch/simulation/source.py": "a file of the person at the terminal",
     "sdk/engine/metrics.py": "the worker's own engine",
