@@ -2,7 +2,7 @@
 
 import dataclasses
 import random
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -18,7 +18,9 @@ from tandem.runtime.bounds import MAX_COUNT
 from tandem.runtime.cluster_messages import LoadReport, StepCosts
 from tandem.runtime.decoding import decoder
 from tandem.runtime.errors import ProtocolError
+from tandem.runtime.events import load_subject
 from tandem.runtime.messages import encode
+from tandem.sdk.engine.prefill_stage import PrefillStage
 
 COUNTS = [name for name in LoadReport.__struct_fields__ if name.startswith("num_")] + [
     "decode_context"
@@ -120,6 +122,30 @@ def test_a_place_is_found_whatever_workers_report(
     if side.here is not None:
         leaves_tickets(side.here, places)
         gives_way(config, side.here, num_uncached, 1.0)
+
+
+class Client:
+    """The prefill workers of a decode engine of the kit."""
+
+    def instance_ids(self) -> list[str]:
+        return NAMES
+
+    available_ids = instance_ids
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+@PATIENT
+@given(st.lists(REPORTS, min_size=1, max_size=5), st.integers(0, 2**20))
+def test_an_engine_of_the_kit_finds_a_place_whatever_workers_report(
+    reports: list[LoadReport], num_tokens: int
+) -> None:
+    stage = PrefillStage(cast(Any, Client()), NAMES[0])
+    for report in reports:
+        stage._on_load(load_subject("ns", report.instance_id), encode(report))
+        decision = stage.decide(num_tokens)
+        assert decision is None or decision.instance_id in NAMES
 
 
 LIES: list[dict[str, Any]] = [

@@ -20,6 +20,7 @@ from tandem.runtime.cluster_messages import LoadReport, StepCosts
 from tandem.runtime.decoding import decode_json, decode_value, decoder, json_decoder
 from tandem.runtime.errors import InvalidRequestError, ProtocolError
 from tandem.runtime.messages import SamplingParams, encode
+from tests.malformed import every_message
 from tests.test_layout import ROOMS, ROOT, parsed, sources
 
 # Files and folders that decode with msgspec themselves, and from whom: no process of the cluster.
@@ -52,12 +53,7 @@ def messages() -> list[type[Message]]:
             if "Message" in path.read_text() and room not in WITHOUT_VLLM:
                 parts = path.relative_to(ROOT).with_suffix("").parts
                 importlib.import_module(".".join(("tandem", *parts)))
-    found: list[type[Message]] = []
-    waiting: list[type[Message]] = [Message]
-    while waiting:
-        found += (kinds := waiting.pop().__subclasses__())
-        waiting += kinds
-    return [kind for kind in found if kind.__module__.startswith("tandem.")]
+    return every_message()
 
 
 def unbounded(kind: Any, metas: tuple[msgspec.Meta, ...] = ()) -> Iterator[str]:
