@@ -173,8 +173,8 @@ def _token_ids(values: Any) -> list[int]:
 
 def _prefill(value: Any) -> PrefillReport | None:
     try:
-        return msgspec.convert(value, PrefillReport | None)
-    except msgspec.ValidationError as error:
+        return msgspec.convert(msgspec.to_builtins(value), PrefillReport | None)
+    except (msgspec.ValidationError, TypeError) as error:
         raise ValueError(f"`prefill` is no report of a prompt's place: {error}") from error
 
 
