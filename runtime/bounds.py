@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 T = TypeVar("T")
 
 MAX_COUNT = 2**48  # products of three are finite floats
+MAX_SECONDS = 3600
 MAX_NAME = 1024  # characters
 MAX_TEXT = 2**16  # characters
 LARGEST_INT = 2**31 - 1  # of a request's parameters
@@ -32,7 +33,7 @@ Integer = Annotated[int, Meta(ge=-(2**63), extra_json_schema=_U64)]  # any that 
 Amount = Annotated[float, Meta(ge=0, le=_LARGEST_FLOAT)]  # of milliseconds, bytes per second, ...
 Real = Annotated[float, Meta(ge=-_LARGEST_FLOAT, le=_LARGEST_FLOAT)]
 Share = Annotated[float, Meta(ge=0, le=1)]
-Seconds = Annotated[float, Meta(ge=0, le=3600)]  # of a step
+Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]  # of a step, of a wait
 
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]

@@ -18,13 +18,13 @@ import msgspec
 
 from tandem.runtime.bounds import (
     U64,
-    Amount,
     Count,
     Many,
     Message,
     Name,
     Payload,
     Positive,
+    Seconds,
     Table,
     Text,
 )
@@ -95,7 +95,7 @@ class Failure(Message, frozen=True, array_like=True, tag=False):
     code: Name
     message: Text
     param: Name | None
-    retry_after_s: Amount
+    retry_after_s: Seconds
 
 
 class Cancel(Message, frozen=True, array_like=True, tag=3):

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import msgspec
 import pytest
 
+from tandem.launch.config.model import LIVE_SECTIONS, section_model
 from tandem.runtime.bounds import LARGEST_REAL, MAX_COUNT, Message
 from tandem.runtime.cluster_messages import LoadReport, StepCosts
 from tandem.runtime.decoding import decode_json, decode_value, decoder, json_decoder
@@ -134,6 +135,14 @@ def decodings(path: Path) -> Iterator[str]:
             called = ast.unparse(node.func)
             if called in DECODERS:
                 yield called
+
+
+@pytest.mark.parametrize("section", LIVE_SECTIONS)
+def test_every_number_that_is_set_live_has_bounds(section: str) -> None:
+    for name, info in section_model(section).model_fields.items():
+        if {int, float} & {info.annotation, *get_args(info.annotation)}:
+            kinds = {type(each).__name__.lower() for each in info.metadata}
+            assert kinds & {"ge", "gt"} and kinds & {"le", "lt"}, f"{section}.{name}"
 
 
 LOAD = LoadReport("a", "e", "both", 0, 0, 0, 0, 0, 0)
