@@ -13,14 +13,14 @@ from tandem.engine.outputs import Backlog, LoadStats
 from tandem.queue.prefill_queue import QueueDepth
 from tandem.router.predict import PlaceLoad
 from tandem.runtime.cluster_messages import Instance, LoadReport
-from tandem.runtime.decoding import decoder
+from tandem.runtime.decoding import RefusalLog, decoder
 from tandem.runtime.errors import ProtocolError, ServiceError
-from tandem.runtime.printable import short
 from tandem.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
 _decode_load = decoder(LoadReport)
+_refusals = RefusalLog(logger, "a load report")
 REPORT_LIFETIME_S = 2.0  # of another worker's load
 NO_JOBS = QueueDepth(0, 0, 0, 0)
 
@@ -107,7 +107,7 @@ class PrefillView:
             try:
                 report = _decode_load(payload)
             except ProtocolError as error:
-                logger.warning("dropped a load report of %s: %s", short(instance_id), error)
+                _refusals.note(instance_id, error)
                 return
             self._loads[instance_id] = time.perf_counter(), report
         elif instance_id in self._loads:

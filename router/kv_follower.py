@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from tandem.router.kv_index import KvIndex
 from tandem.runtime.cluster_messages import KvEvent
-from tandem.runtime.decoding import decoder
+from tandem.runtime.decoding import RefusalLog, decoder
 from tandem.runtime.errors import ProtocolError, TandemError
 
 logger = logging.getLogger(__name__)
@@ -16,6 +16,7 @@ _PAUSE_AFTER_FAILURE_S = 1.0
 _MAX_BUFFERED_EVENTS = 10_000
 
 decode_kv_event = decoder(KvEvent)
+_refusals = RefusalLog(logger, "a KV event")
 
 
 class KvFollower:
@@ -49,12 +50,13 @@ class KvFollower:
 
         Messages of instances that are not followed are ignored.
         """
-        if subject.rpartition(".")[2] not in self._known:
+        sender = subject.rpartition(".")[2]
+        if sender not in self._known:
             return
         try:
             event = decode_kv_event(payload)
         except ProtocolError as error:
-            logger.warning("dropped a KV event on %s: %s", subject, error)
+            _refusals.note(sender, error)
             return
         if event.instance_id not in self._known:
             return

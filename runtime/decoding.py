@@ -1,5 +1,6 @@
 """The decoding of what another process sent: in one place, to messages alone, with one error."""
 
+import logging
 import re
 from collections.abc import Callable
 from types import UnionType
@@ -9,7 +10,7 @@ import msgspec
 
 from tandem.runtime.bounds import Message
 from tandem.runtime.errors import ProtocolError, TandemError
-from tandem.runtime.printable import one_line
+from tandem.runtime.printable import one_line, short
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
@@ -17,6 +18,7 @@ Decode = Callable[[bytes | memoryview], T]
 
 MAX_NESTING = 64  # of JSON; what is made of a value may recurse more often than its decoder
 _MAX_REASON_BYTES = 300
+_MAX_NOTED = 1000
 # RecursionError comes from deep nesting, ValueError from texts that are not UTF-8, or long numbers.
 _ERRORS = (msgspec.MsgspecError, RecursionError, ValueError)
 _PATH = re.compile(r"`\$([^`]*)`")
@@ -75,6 +77,23 @@ def decode_json(data: bytes, error: type[TandemError] = ProtocolError) -> Any:
         return _decode_plain_json(data)
     except _ERRORS as cause:
         raise _refusal("malformed JSON", cause, error) from None
+
+
+class RefusalLog:
+    """Lines of the log on refused messages: one for each sender and field, not for each message."""
+
+    def __init__(self, logger: logging.Logger, what: str) -> None:
+        self._logger = logger
+        self._what = what
+        self._noted: set[tuple[str, str | None]] = set()
+
+    def note(self, sender: str, error: TandemError) -> None:
+        """Log that a message of `sender` is dropped, unless that is known."""
+        if (key := (sender, error.param)) not in self._noted:
+            if len(self._noted) >= _MAX_NOTED:
+                self._noted.clear()
+            self._noted.add(key)
+            self._logger.warning("dropped %s of %s: %s", self._what, short(sender), error.message)
 
 
 def _shallow(decode: Decode[T]) -> Decode[T]:

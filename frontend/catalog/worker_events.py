@@ -8,7 +8,7 @@ from tandem.router.kv_follower import KvFollower
 from tandem.router.policy import Router
 from tandem.runtime.cluster_messages import LoadReport
 from tandem.runtime.context import RequestContext
-from tandem.runtime.decoding import decoder
+from tandem.runtime.decoding import RefusalLog, decoder
 from tandem.runtime.errors import ProtocolError, UnavailableError
 from tandem.runtime.events import Events, kv_subject, load_subject
 from tandem.runtime.plane.client import RequestClient
@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 _SNAPSHOT_TIMEOUT_S = 10.0
 _decode_load = decoder(LoadReport)
+_refusals = RefusalLog(logger, "a load report")
 
 
 class WorkerEvents:
@@ -67,7 +68,7 @@ class WorkerEvents:
         try:
             report = _decode_load(payload)
         except ProtocolError as error:
-            logger.warning("dropped a load report of %s: %s", sender, error)
+            _refusals.note(sender, error)
             return
         if report.instance_id in self._known:
             self._router.update_load(report, self._catalog.block_size(report.instance_id))

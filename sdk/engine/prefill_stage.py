@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from tandem.router.config import RouterConfig
 from tandem.router.policy import MARGIN, Router, RoutingDecision
 from tandem.runtime.cluster_messages import LoadReport
-from tandem.runtime.decoding import decoder
+from tandem.runtime.decoding import RefusalLog, decoder
 from tandem.runtime.errors import (
     CancelledRequestError,
     DeadlineError,
@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 # Errors that are not the prefill worker's: local prefill would not avoid them.
 _FINAL = (CancelledRequestError, DeadlineError, InvalidRequestError)
 _decode_load = decoder(LoadReport)
+_refusals = RefusalLog(logger, "a load report")
 
 
 class PrefillStage:
@@ -140,7 +141,7 @@ class PrefillStage:
         try:
             report = _decode_load(payload)
         except ProtocolError as error:
-            logger.warning("dropped a load report of %s: %s", instance_id, error)
+            _refusals.note(instance_id, error)
             return
         if report.instance_id == instance_id:
             if instance_id != self._here:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.context import RequestContext
-from tandem.runtime.decoding import decoder
+from tandem.runtime.decoding import RefusalLog, decoder
 from tandem.runtime.discovery import watch_endpoint
 from tandem.runtime.errors import ProtocolError, TandemError
 from tandem.runtime.tasks import cancel
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 _STALE_S = 3.0  # after this long without a report a worker is asked
 _ASK_TIMEOUT_S = 1.0
 _decode_metrics = decoder(KvMetrics)
+_refusals = RefusalLog(logger, "the metrics")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class KvMetricsAggregator:
         try:
             metrics = _decode_metrics(payload)
         except ProtocolError as error:
-            logger.warning("dropped the metrics on %s: %s", subject, error)
+            _refusals.note(subject, error)
             return
         if metrics.worker_id in self._view.items:
             self._latest[metrics.worker_id] = (time.perf_counter(), metrics)

@@ -5,6 +5,7 @@ The messages are found, not listed: all that `decoding` takes, in all modules of
 
 import ast
 import importlib
+import logging
 import math
 from collections.abc import Iterator
 from enum import Enum
@@ -18,7 +19,7 @@ import pytest
 from tandem.launch.config.model import LIVE_SECTIONS, section_model
 from tandem.runtime.bounds import LARGEST_REAL, MAX_COUNT, Message
 from tandem.runtime.cluster_messages import LoadReport, StepCosts
-from tandem.runtime.decoding import decode_json, decode_value, decoder, json_decoder
+from tandem.runtime.decoding import RefusalLog, decode_json, decode_value, decoder, json_decoder
 from tandem.runtime.errors import InvalidRequestError, ProtocolError
 from tandem.runtime.messages import SamplingParams, encode
 from tests.malformed import every_message
@@ -172,6 +173,19 @@ def test_messages_at_their_bounds_pass() -> None:
     assert decoder(LoadReport)(encode(full)) == full
     sampling = SamplingParams(temperature=LARGEST_REAL, seed=2**64 - 1)
     assert decoder(SamplingParams)(encode(sampling)) == sampling
+
+
+def test_a_sender_that_goes_on_lying_has_one_line_for_each_field(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    refusals = RefusalLog(logging.getLogger("tandem"), "a load report")
+    for number in range(1, 100):
+        for field in ("num_running", "num_waiting"):
+            with pytest.raises(ProtocolError) as caught:
+                decoder(LoadReport)(encode(msgspec.structs.replace(LOAD, **{field: -number})))
+            refusals.note("a\nb", caught.value)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 2 and lines[0].startswith(r"dropped a load report of a\nb: malformed")
 
 
 NESTED_JSON = [
