@@ -23,8 +23,8 @@ _MAX_NOTED = 1000
 _ERRORS = (msgspec.MsgspecError, RecursionError, ValueError)
 _PATH = re.compile(r"`\$([^`]*)`")
 _FIELD = re.compile(r"\.(\w+)")
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
-_BRACKETS = re.compile(rb"[\[\]{}]")
+_BRACKETS = bytes.maketrans(b"{}", b"[]")
+_OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def decoder(kind: type[M] | UnionType, error: type[TandemError] = ProtocolError) -> Decode[M]:
@@ -106,14 +106,17 @@ def _shallow(decode: Decode[T]) -> Decode[T]:
 
 
 def _is_deep(text: bytes) -> bool:
+    """Return True for more than MAX_NESTING levels of brackets, or for some without their end."""
     if text.count(b"[") + text.count(b"{") <= MAX_NESTING:
         return False
-    depth = 0
-    for bracket in _BRACKETS.finditer(_STRINGS.sub(b"", text)):
-        depth += 1 if bracket[0] in b"[{" else -1
-        if depth > MAX_NESTING:
-            return True
-    return False
+    parts = text.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')  # every other is a string
+    levels = b"".join(parts[::2]).translate(_BRACKETS, _OTHERS)
+    for _ in range(MAX_NESTING):
+        num_brackets = len(levels)
+        levels = levels.replace(b"[]", b"")  # the innermost
+        if len(levels) == num_brackets:
+            break
+    return bool(levels)
 
 
 _decode_plain = msgspec.msgpack.Decoder().decode
