@@ -26,7 +26,7 @@ CLAIM_SLACK_MS = 50.0
 CHEAPER = 0.8  # of the cost here: at such a worker a ticket is computed better
 LOOK_AGAIN_S = 0.25  # at a ticket that goes on waiting: as often as loads are reported
 TYPICAL_TOKENS = 1024  # of a ticket, before it is known
-MAX_WAYS_GIVEN = 8  # by one ticket, which is a dead letter after 16 deliveries
+MAX_WAYS_GIVEN = 8  # by one ticket
 
 
 @dataclass(slots=True)

@@ -7,8 +7,6 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 
-import msgspec
-
 from tandem.decode.admission import LOOK_AGAIN_S, MAX_WAYS_GIVEN
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.decode.handoff import HandoffTools, RemotePrefill
@@ -20,6 +18,8 @@ from tandem.engine.loop import EngineLoop
 from tandem.engine.outputs import Reservation
 from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.context import RequestContext
+from tandem.runtime.decoding import decoder
+from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.handoff_messages import Ack, Claimed, FirstToken, PrefillJob
 from tandem.runtime.messages import encode, pack_tokens
 from tandem.runtime.node import Node
@@ -32,6 +32,8 @@ from tandem.transfer.handoff.table import OpenHandoffs
 from tandem.worker.load_reports import OwnPrompts
 
 logger = logging.getLogger(__name__)
+
+_decode_first = decoder(FirstToken, InvalidRequestError)
 
 
 class RemotePrefills(OpenHandoffs[RemotePrefill]):
@@ -190,7 +192,7 @@ class RemotePrefills(OpenHandoffs[RemotePrefill]):
     async def _on_first_token(
         self, payload: bytes, context: RequestContext, answer: Responder
     ) -> None:
-        first = msgspec.msgpack.decode(payload, type=FirstToken)
+        first = _decode_first(payload)
         check_token_id(first.token_id, self._vocab_size)
         if (remote := self.find(first.handoff_id)) is not None:
             remote.first_token(first)

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Mapping, Set
 
-import msgspec
+from msgspec.structs import replace
 
 from tandem.decode.admission import PrefillSide, leaves_tickets
 from tandem.decode.handoffs import RemotePrefills
@@ -16,15 +16,14 @@ from tandem.engine.schedule.sequence import Sequence
 from tandem.queue.prefill_queue import QueueDepth
 from tandem.router.predict import PlaceLoad
 from tandem.runtime.cluster_messages import Instance, LoadReport
-from tandem.runtime.errors import ServiceError
-from tandem.runtime.messages import DECODE_ERRORS
-from tandem.runtime.printable import one_line
+from tandem.runtime.decoding import RefusalLog, decoder
+from tandem.runtime.errors import ProtocolError, ServiceError
 from tandem.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-_LOAD_REPORT = msgspec.msgpack.Decoder(LoadReport)
-MAX_ERROR_BYTES = 200  # of a stranger's bytes, in a log line
+_decode_load = decoder(LoadReport)
+_refusals = RefusalLog(logger, "a load report")
 REPORT_LIFETIME_S = 2.0  # of another worker's load
 NO_JOBS = QueueDepth(0, 0, 0, 0)
 
@@ -123,9 +122,9 @@ class PrefillView:
         instance_id = subject.rpartition(".")[2]
         if instance_id in self._instances:
             try:
-                report = _LOAD_REPORT.decode(payload)
-            except DECODE_ERRORS as error:
-                logger.warning("dropped a load report: %s", one_line(str(error), MAX_ERROR_BYTES))
+                report = _decode_load(payload)
+            except ProtocolError as error:
+                _refusals.note(instance_id, error)
                 return
             self._loads[instance_id] = time.perf_counter(), report
         elif instance_id in self._loads:
@@ -148,7 +147,7 @@ def _borrowing(here: PlaceLoad, report: LoadReport | None) -> PlaceLoad:
     """Return the load of a worker without costs, by those of `here`."""
     if report is None:
         return PlaceLoad(here.costs)
-    known = msgspec.structs.replace(report, costs=here.costs)
+    known = replace(report, costs=here.costs)
     place = PlaceLoad.of(known)
     assert place is not None
     return place

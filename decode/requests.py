@@ -3,13 +3,13 @@
 import asyncio
 from dataclasses import dataclass, field
 
-import msgspec
-
 from tandem.decode.admission import Decision
 from tandem.engine.outputs import SequenceOutput
 from tandem.engine.schedule.sequence import Sequence
+from tandem.runtime.bounds import MAX_TEXT
 from tandem.runtime.context import RequestContext
-from tandem.runtime.errors import NotFoundError, TandemError
+from tandem.runtime.decoding import decoder
+from tandem.runtime.errors import InvalidRequestError, NotFoundError, TandemError
 from tandem.runtime.messages import (
     FinishReason,
     GenerateRequest,
@@ -25,7 +25,7 @@ from tandem.runtime.spans import RequestSpan
 from tandem.runtime.timeline import Timeline
 from tandem.runtime.trace import TraceFile
 
-_REQUEST = msgspec.msgpack.Decoder(GenerateRequest)
+_decode_request = decoder(GenerateRequest, InvalidRequestError)
 
 
 @dataclass(slots=True)
@@ -69,9 +69,9 @@ class ActiveRequest:
     ) -> "ActiveRequest":
         """Decode a GenerateRequest.
 
-        NotFoundError for another model, InvalidRequestError for a number out of bounds.
+        NotFoundError for another model, InvalidRequestError for anything out of bounds.
         """
-        request = _REQUEST.decode(payload)
+        request = _decode_request(payload)
         if request.model != model:
             raise NotFoundError(f"this worker serves {model}, not {request.model}")
         token_ids = checked_token_ids(request, vocab_size)
@@ -181,7 +181,7 @@ class ActiveRequest:
         assert self.decision is not None
         return PrefillReport(
             place=self.decision.place,
-            reason=self.decision.reason,
+            reason=self.decision.reason[:MAX_TEXT],
             num_cached_tokens=self.num_cached_tokens,
             prefill_instance=self.prefill_instance,
             timeline_ms=self.timeline.ms(),

@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import msgspec
-
 from tandem.launch.config.live import connected
 from tandem.launch.config.model import EffectiveConfig
 from tandem.runtime.address import EndpointAddress, new_id
@@ -20,8 +18,10 @@ from tandem.runtime.cluster_messages import (
     role_names,
 )
 from tandem.runtime.context import RequestContext
+from tandem.runtime.decoding import decoder
 from tandem.runtime.discovery import Discovery, read_instances
 from tandem.runtime.errors import NotFoundError, ServiceError
+from tandem.runtime.instance_report import decode_status
 from tandem.runtime.messages import (
     GenerateRequest,
     SamplingParams,
@@ -36,6 +36,9 @@ CHANGE_TIMEOUT_S = 30.0
 PROBE_TIMEOUT_S = 10.0
 PROBE_TOKENS = [0, 1]
 CONTROL_TIMEOUT_S = 60.0  # beyond the duration of a profile: its trace is written
+
+_decode_delta = decoder(TokenDelta)
+_decode_outcome = decoder(ControlOutcome)
 
 
 def run_change_role(effective: EffectiveConfig, instance_id: str, role: WorkerRole) -> None:
@@ -55,7 +58,7 @@ async def change_role(
         async with RequestContext(timeout_s=CHANGE_TIMEOUT_S) as context:
             change = encode(RoleChange(role))
             answer = await client.call(instance.address, "change_role", change, context)
-        status = msgspec.msgpack.decode(answer, type=WorkerStatus)
+        status = decode_status(answer)
         if "decode" in role_names(role):
             await _probe(client, instance)
         return status
@@ -77,7 +80,7 @@ async def _probe(client: RequestClient, instance: Instance) -> None:
         stream = await client.open(instance.address, endpoint, encode(request), context)
         async with stream:
             async for item in stream:
-                if msgspec.msgpack.decode(item, type=TokenDelta).finish_reason is not None:
+                if _decode_delta(item).finish_reason is not None:
                     return
     raise ServiceError(f"worker {instance.instance_id} did not answer a request of one token")
 
@@ -98,7 +101,7 @@ async def _send(
         RequestContext(timeout_s=CONTROL_TIMEOUT_S + control.duration_ms / 1e3) as context,
     ):
         answer = await client.call(instance.address, "control", encode(control), context)
-        return msgspec.msgpack.decode(answer, type=ControlOutcome)
+        return _decode_outcome(answer)
 
 
 # ---- the worker -------------------------------------------------------------------------------

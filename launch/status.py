@@ -14,8 +14,16 @@ from tandem.launch.supervise.ports import http_status
 from tandem.launch.supervise.reporter import wide_console
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.runtime.address import EndpointAddress, new_id
-from tandem.runtime.cluster_messages import Instance, LinkReport, ModelCard, RoleName, WorkerStatus
-from tandem.runtime.discovery import Discovery, config_prefix, models_prefix, read_instances
+from tandem.runtime.cluster_messages import Instance, LinkReport, RoleName, WorkerStatus
+from tandem.runtime.discovery import (
+    Discovery,
+    config_prefix,
+    decode_card,
+    decode_instance,
+    models_prefix,
+    read_instances,
+    readable,
+)
 from tandem.runtime.errors import ServiceError, TandemError
 from tandem.runtime.instance_report import CALL_TIMEOUT_S, InstanceReport, ask_worker
 from tandem.runtime.lifecycle import started
@@ -114,15 +122,15 @@ def _in_force(
 async def _read_instances(discovery: Discovery, namespace: str) -> list[Instance]:
     by_id = await read_instances(discovery, namespace, COMPONENTS)
     cards = await discovery.get_prefix(models_prefix(namespace))
-    for card in [msgspec.json.decode(value, type=ModelCard) for value in cards.values()]:
+    for card in readable(cards.values(), decode_card):
         if not card.endpoint:
             continue
         # an author's worker in its own namespace, and the prefill engines beside it
         address = EndpointAddress.parse(card.endpoint)
         beside = replace(address, component="prefill")
         for prefix in (address.instance_key(card.instance_id), beside.key_prefix()):
-            for value in (await discovery.get_prefix(prefix)).values():
-                instance = msgspec.json.decode(value, type=Instance)
+            found = await discovery.get_prefix(prefix)
+            for instance in readable(found.values(), decode_instance):
                 if instance.instance_id not in by_id:
                     by_id[instance.instance_id] = msgspec.structs.replace(instance, model=card.name)
     return list(by_id.values())

@@ -16,7 +16,7 @@ from tandem.transfer.handoff.sender import HandoffSender
 logger = logging.getLogger(__name__)
 
 EXCLUDED_DELAY_S = 0.05  # so that another prefill worker gets the ticket first
-GIVE_WAY_DELAY_S = 0.25  # times the deliveries so far: other tickets are served before
+GIVE_WAY_DELAY_S = 0.25  # other tickets are served before
 
 
 class Job:
@@ -57,9 +57,9 @@ class Job:
         self._tools.metrics.job_ended(outcome)
         self._record(outcome)
         if outcome in ("excluded", "unregistered"):
-            await self._delivery.nak(EXCLUDED_DELAY_S)  # for another prefill worker
+            await self._delivery.give_back(EXCLUDED_DELAY_S)  # for another prefill worker
         elif outcome == "late":
-            await self._delivery.nak(GIVE_WAY_DELAY_S * self._delivery.num_deliveries)
+            await self._delivery.give_back(GIVE_WAY_DELAY_S)
         else:
             await self._delivery.ack()
 

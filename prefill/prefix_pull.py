@@ -4,10 +4,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-import msgspec
-
 from tandem.engine.loop import EngineLoop
 from tandem.engine.schedule.sequence import Sequence
+from tandem.runtime.decoding import decoder
 from tandem.runtime.errors import TandemError
 from tandem.runtime.handoff_messages import PrefixBlocks, PrefixRequest
 from tandem.runtime.messages import encode
@@ -15,6 +14,8 @@ from tandem.runtime.token_rate import TokenRate
 from tandem.transfer.group import TransferGroup
 from tandem.transfer.handoff.prefill import PrefillHandoff
 from tandem.transfer.link import Link
+
+_decode_blocks = decoder(PrefixBlocks)
 
 logger = logging.getLogger(__name__)
 
@@ -75,9 +76,7 @@ class PrefixPuller:
         tp_size = self.group.layout.tp_size
         secret = machine.grant.secret
         request = PrefixRequest(machine.handoff_id, machine.attempt, secret, ordinals, tp_size)
-        answer = msgspec.msgpack.decode(
-            await ask("prefix_blocks", encode(request)), type=PrefixBlocks
-        )
+        answer = _decode_blocks(await ask("prefix_blocks", encode(request)))
         if [ordinal for ordinal, _ in answer.blocks] != ordinals:
             return False  # the claim has ended
         pairs = [(ours, theirs) for (_, ours), (_, theirs) in zip(fill, answer.blocks, strict=True)]

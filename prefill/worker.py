@@ -192,27 +192,27 @@ class PrefillRole:
 
     async def _begin(self, job: Job, delivery: Delivery) -> None:
         if self._leaves_tickets():  # answers came while the ticket was on its way
-            await delivery.nak(GIVE_BACK_DELAY_S)
+            await delivery.give_back(GIVE_BACK_DELAY_S)
             return
         if job.ticket.decode_instance == self.node.instance_id:
             await self._end_own_ticket(delivery)
             return
         if not self._worker.own_prompts.none.is_set():  # one came while the ticket was on its way
-            await delivery.nak(GIVE_BACK_DELAY_S)
+            await delivery.give_back(GIVE_BACK_DELAY_S)
             return
         if job.ticket.num_tokens > self.node.max_prompt_tokens:  # for a worker with more context
-            await delivery.nak(GIVE_BACK_DELAY_S)
+            await delivery.give_back(GIVE_BACK_DELAY_S)
             return
         await self._jobs.begin(job, delivery)
 
     async def _end_own_ticket(self, delivery: Delivery) -> None:
         """Offer the ticket to others once; when it comes again, its prompt is computed here."""
-        if delivery.num_deliveries == 1:
-            await delivery.nak()
+        if delivery.job.num_returns == 0:
+            await delivery.give_back()
         elif self._worker.take_back(delivery.job):
             await delivery.ack()
         else:
-            await delivery.nak(GIVE_BACK_DELAY_S)
+            await delivery.give_back(GIVE_BACK_DELAY_S)
 
     def on_outputs(self, outputs: list[SequenceOutput]) -> None:
         for output in outputs:

@@ -17,7 +17,9 @@ class QueueConfig(BaseModel):
         description="a job whose worker sends no sign of life for this long is delivered again (s)",
     )
     max_deliver: int = Field(
-        16, ge=1, description="deliveries after which a job becomes a dead letter"
+        16,
+        ge=1,
+        description="deliveries without an answer after which a job becomes a dead letter",
     )
     max_age_s: float = Field(120.0, gt=0, description="age at which a job is removed (s)")
     max_dead: int = Field(1000, ge=1, description="dead letters that are kept for inspection")

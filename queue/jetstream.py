@@ -11,9 +11,9 @@ import logging
 import re
 import time
 
-import msgspec
 import nats.errors
 import nats.js.errors
+from msgspec.structs import replace
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
@@ -22,18 +22,22 @@ from tandem.queue.limits import flaw
 from tandem.queue.prefill_queue import Delivery, QueueDepth
 from tandem.queue.pull import PullConsumer, best_effort
 from tandem.queue.streams import QueueNames, create_streams
-from tandem.runtime.errors import ServiceError
+from tandem.runtime.decoding import decoder
+from tandem.runtime.errors import ProtocolError, ServiceError
 from tandem.runtime.handoff_messages import PrefillJob
-from tandem.runtime.messages import DECODE_ERRORS, encode
+from tandem.runtime.messages import encode
 from tandem.runtime.nats import NatsConnection
+from tandem.runtime.tasks import ends_within
 
 _DEDUP_HEADER = "Nats-Msg-Id"
 _REASON_HEADER = "Tandem-Reason"
 _MAX_HEADER_CHARS = 200
 _RETRY_S = 0.05  # after a pull that ended early
+_LONGEST_RETURN_S = 0.25  # of a job that is given back
+_MAX_DOUBLINGS = 16
 _NUMBER = re.compile(r"[0-9]{1,9}")  # of tokens, in a subject
 
-_DECODER = msgspec.msgpack.Decoder(PrefillJob)
+_decode_job = decoder(PrefillJob)
 _NATS_ERRORS = (nats.errors.Error, TimeoutError, OSError)
 
 logger = logging.getLogger(__name__)
@@ -42,7 +46,8 @@ logger = logging.getLogger(__name__)
 class JetStreamDelivery:
     """A job pulled from a JetStreamQueue."""
 
-    def __init__(self, message: Msg, job: PrefillJob) -> None:
+    def __init__(self, queue: "JetStreamQueue", message: Msg, job: PrefillJob) -> None:
+        self._queue = queue
         self._message = message
         self._job = job
         self._answered = False
@@ -53,15 +58,15 @@ class JetStreamDelivery:
 
     @property
     def num_deliveries(self) -> int:
-        return self._message.metadata.num_delivered
+        return self._job.num_lost + self._message.metadata.num_delivered
 
     async def ack(self) -> None:
         if self._answer():
             await best_effort(self._message.ack())
 
-    async def nak(self, delay_s: float = 0.0) -> None:
+    async def give_back(self, delay_s: float = 0.0) -> None:
         if self._answer():
-            await best_effort(self._message.nak(delay=delay_s or None))
+            self._queue.give_back(self._message, self._job, delay_s)
 
     async def in_progress(self) -> None:
         if not self._answered:
@@ -91,6 +96,8 @@ class JetStreamQueue:
         self._names = QueueNames.of(namespace, model, deployment)
         self._pulls = PullConsumer(connection, self._names.stream, self._names.consumer)
         self._creating = asyncio.Lock()
+        self._returning: set[asyncio.Task[None]] = set()
+        self._hurry = asyncio.Event()  # the jobs that are given back wait no longer
         self._closed = False
 
     @property
@@ -104,7 +111,8 @@ class JetStreamQueue:
 
     async def publish(self, job: PrefillJob) -> None:
         self._require_connection()
-        headers = {_DEDUP_HEADER: f"{job.handoff_id.hex()}-{job.attempt}"}
+        offer = f"{job.handoff_id.hex()}-{job.attempt}"
+        headers = {_DEDUP_HEADER: f"{offer}-{job.num_returns}" if job.num_returns else offer}
         subject = f"{self._names.subject}.{job.num_uncached_tokens}"
         try:
             await self._publish(subject, encode(job), headers)
@@ -153,6 +161,35 @@ class JetStreamQueue:
 
     async def stop_receiving(self) -> None:
         await self._pulls.close()
+        self._hurry.set()
+        await asyncio.gather(*self._returning)
+        self._hurry.clear()
+
+    def give_back(self, message: Msg, job: PrefillJob, delay_s: float) -> None:
+        """Offer a delivered job anew after the delay."""
+        task = asyncio.create_task(self._offer_again(message, job, delay_s))
+        self._returning.add(task)
+        task.add_done_callback(self._returning.discard)
+
+    async def _offer_again(self, message: Msg, job: PrefillJob, delay_s: float) -> None:
+        """Publish a job anew in place of its message.
+
+        A message that is refused would come again, but the broker counts its deliveries, and does
+        not tell those that a worker gave back from those that ended the worker.
+        """
+        delay_s = min(delay_s * 2 ** min(job.num_returns, _MAX_DOUBLINGS), _LONGEST_RETURN_S)
+        offer_at = time.perf_counter() + delay_s
+        while not self._hurry.is_set() and (left_s := offer_at - time.perf_counter()) > 0:
+            await ends_within(self._hurry.wait(), min(left_s, self._config.ack_wait_s / 3))
+            await best_effort(message.in_progress())
+        num_lost = job.num_lost + message.metadata.num_delivered - 1
+        try:
+            await self.publish(replace(job, num_returns=job.num_returns + 1, num_lost=num_lost))
+        except ServiceError as exc:
+            logger.debug("%s", exc)
+            await best_effort(message.nak(delay=delay_s or None))
+        else:
+            await best_effort(message.ack())
 
     async def _dead_letter(self, message: Msg, reason: str) -> None:
         """Move a delivered message to the dead letters; when that fails it is delivered again."""
@@ -191,19 +228,19 @@ class JetStreamQueue:
     async def _admit(self, message: Msg) -> JetStreamDelivery | None:
         """Return a message's job; dead-letter a flawed one, and one delivered too often."""
         try:
-            job = _DECODER.decode(message.data)
-        except DECODE_ERRORS as exc:
-            await self._dead_letter(message, f"not a prefill job: {exc}")
+            job = _decode_job(message.data)
+        except ProtocolError as exc:
+            await self._dead_letter(message, exc.message)
             return None
         if (reason := flaw(job, self._config)) is not None:
             await self._dead_letter(message, reason)
             return None
-        if message.metadata.num_delivered > self._config.max_deliver:
-            await self._dead_letter(
-                message, f"given up after {self._config.max_deliver} deliveries"
-            )
+        delivery = JetStreamDelivery(self, message, job)
+        if delivery.num_deliveries > self._config.max_deliver:
+            reason = f"given up after {self._config.max_deliver} deliveries without an answer"
+            await self._dead_letter(message, reason)
             return None
-        return JetStreamDelivery(message, job)
+        return delivery
 
     async def _on_reconnect(self) -> None:
         """Create the streams and pull again: the broker forgot the pull and may be empty."""

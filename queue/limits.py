@@ -3,15 +3,10 @@
 from tandem.queue.config import QueueConfig
 from tandem.runtime.handoff_messages import PrefillJob
 
-_HANDOFF_ID_BYTES = 16
-_MAX_ATTEMPT = 2**31 - 1
-
 
 def flaw(job: PrefillJob, config: QueueConfig) -> str | None:
     """Return the reason why no worker of the cluster can have published a job; None for a job."""
     limits = (
-        ("handoff id (bytes)", len(job.handoff_id), _HANDOFF_ID_BYTES, _HANDOFF_ID_BYTES),
-        ("attempt", job.attempt, 0, _MAX_ATTEMPT),
         ("number of tokens", job.num_tokens, 1, config.max_job_tokens),
         ("number of uncached tokens", job.num_uncached_tokens, 0, config.max_job_tokens),
         ("deadline (ms)", job.deadline_ms, 1, int(config.max_job_deadline_s * 1e3)),

@@ -21,7 +21,7 @@ class QueueDepth:
 
 
 class Delivery(Protocol):
-    """One job in a worker's hands; `ack` or `nak` ends it, and only the first counts.
+    """One job in a worker's hands; `ack` or `give_back` ends it, and only the first counts.
 
     Neither raises: when an answer does not reach the broker, the broker delivers the job again.
     """
@@ -31,13 +31,17 @@ class Delivery(Protocol):
 
     @property
     def num_deliveries(self) -> int:
-        """The number of deliveries of the job so far, this one included."""
+        """The number of deliveries so far, this one included, without those given back."""
 
     async def ack(self) -> None:
         """Remove the job from the queue."""
 
-    async def nak(self, delay_s: float = 0.0) -> None:
-        """Give the job back; after the delay any worker may get it."""
+    async def give_back(self, delay_s: float = 0.0) -> None:
+        """Offer the job anew, to any worker, without waiting for it.
+
+        That is after the delay, or twice as long with each return of the job, within a limit. A job
+        may be given back any number of times: only deliveries without an answer count as failures.
+        """
 
     async def in_progress(self) -> None:
         """Restart the wait for an answer, for a job that takes longer."""

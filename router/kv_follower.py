@@ -5,19 +5,18 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-import msgspec
-
 from tandem.router.kv_index import KvIndex
 from tandem.runtime.cluster_messages import KvEvent
-from tandem.runtime.errors import TandemError
-from tandem.runtime.messages import DECODE_ERRORS
+from tandem.runtime.decoding import RefusalLog, decoder
+from tandem.runtime.errors import ProtocolError, TandemError
 
 logger = logging.getLogger(__name__)
 
 _PAUSE_AFTER_FAILURE_S = 1.0
 _MAX_BUFFERED_EVENTS = 10_000
 
-decode_kv_event = msgspec.msgpack.Decoder(KvEvent).decode
+decode_kv_event = decoder(KvEvent)
+_refusals = RefusalLog(logger, "a KV event")
 
 
 class KvFollower:
@@ -51,12 +50,13 @@ class KvFollower:
 
         Messages of instances that are not followed are ignored.
         """
-        if subject.rpartition(".")[2] not in self._known:
+        sender = subject.rpartition(".")[2]
+        if sender not in self._known:
             return
         try:
             event = decode_kv_event(payload)
-        except DECODE_ERRORS as error:
-            logger.warning("dropped a KV event on %s: %s", subject, error)
+        except ProtocolError as error:
+            _refusals.note(sender, error)
             return
         if event.instance_id not in self._known:
             return
@@ -93,7 +93,7 @@ class KvFollower:
             snapshot = decode_kv_event(await self._dump(instance_id))
             if instance_id in self._known and snapshot.instance_id == instance_id:
                 self.index.load_snapshot(snapshot)
-        except (TandemError, *DECODE_ERRORS) as error:
+        except TandemError as error:
             logger.info("no KV snapshot of %s: %s", instance_id, error)
             await asyncio.sleep(_PAUSE_AFTER_FAILURE_S)
         finally:

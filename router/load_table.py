@@ -113,7 +113,8 @@ class LoadTable:
     def fit(self, num_blocks: int) -> Floats:
         """Return which candidates have a batch row and `num_blocks` blocks left, 1 or 0."""
         first = self._first
-        return (first[_ROWS] >= 1) * (first[_FILLABLE] >= num_blocks) * 1.0
+        have_room: Floats = (first[_ROWS] >= 1) * (first[_FILLABLE] >= num_blocks) * 1.0
+        return have_room
 
     def ttft_targets(self) -> Floats:
         """Return the seconds in which a first token should come at each candidate, or infinity."""

@@ -170,6 +170,7 @@ class Router:
         is_good = costs <= costs[cheapest] * (1 + margin)
         if num_cached is not None:
             is_good &= num_cached >= num_cached[cheapest]
+        is_good[cheapest] = True  # whatever the numbers are
         good = is_good.nonzero()[0]
         if len(good) > 1:
             num_requests = self._loads.num_requests().take(good)

@@ -245,7 +245,7 @@ def _share_left(costs: StepCosts, decodes_s: float) -> float:
     if decodes_s == 0.0:
         return 1.0
     left_s = PLANNED_SHARE * costs.max_step_s - decodes_s - costs.prompt_s[0] + _hidden_s(costs)
-    return max(0.0, left_s / costs.max_step_s)
+    return max(0.0, left_s / max(costs.max_step_s, _TINY_S))
 
 
 def decode_step_s(costs: StepCosts, num_decodes: int, context: int) -> float:

@@ -10,6 +10,7 @@ Values are JSON, with a MAC behind them where there is a cluster token (`seals.p
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -19,14 +20,18 @@ from urllib.parse import quote
 import msgspec
 
 from tandem.runtime.address import EndpointAddress
+from tandem.runtime.bounds import Message
 from tandem.runtime.cluster_messages import Instance, ModelCard, TransferMetadata
-from tandem.runtime.errors import ConfigError, DeadlineError
+from tandem.runtime.decoding import Decode, json_decoder
+from tandem.runtime.errors import ConfigError, DeadlineError, ProtocolError
 from tandem.runtime.listeners import Listeners
-from tandem.runtime.messages import DECODE_ERRORS
+
+decode_instance = json_decoder(Instance)
+decode_card = json_decoder(ModelCard)
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Message)
 Change = Callable[[str, bytes | None], None]  # key, its value; None: deleted
 
 
@@ -193,13 +198,13 @@ class MemoryDiscovery:
 class TypedView(Generic[T]):
     """A decoded WatchView: the last `num_parts` parts of the key |-> the value.
 
-    The last part is an instance id.
+    The last part is an instance id. A value that is no message of `kind` is logged and ignored.
     """
 
     def __init__(self, view: WatchView, kind: type[T], num_parts: int = 1) -> None:
         self._view = view
         self._num_parts = num_parts
-        self._decoder = msgspec.json.Decoder(kind)
+        self._decode = json_decoder(kind)
         self._items: dict[str, T] = {}
         self._listeners: Listeners[str, T | None] = Listeners()
         self.items: Mapping[str, T] = MappingProxyType(self._items)
@@ -210,8 +215,8 @@ class TypedView(Generic[T]):
         value = None
         if data is not None:
             try:
-                value = self._decoder.decode(data)
-            except DECODE_ERRORS as error:
+                value = self._decode(data)
+            except ProtocolError as error:
                 logger.warning("ignoring %s: %s", key, error)
                 return
         if value is None:
@@ -312,6 +317,15 @@ async def register_transfer(records: Records, namespace: str, metadata: Transfer
     return key
 
 
+def readable(records: Iterable[bytes], decode: Decode[T]) -> list[T]:
+    """Return the records that `decode` takes; those of strangers are left out."""
+    found = []
+    for record in records:
+        with contextlib.suppress(ProtocolError):
+            found.append(decode(record))
+    return found
+
+
 async def read_instances(
     discovery: Discovery, namespace: str, components: Iterable[str]
 ) -> dict[str, Instance]:
@@ -319,8 +333,7 @@ async def read_instances(
     found: dict[str, Instance] = {}
     for component in components:
         records = await discovery.get_prefix(instances_prefix(namespace, component))
-        for record in records.values():
-            instance = msgspec.json.decode(record, type=Instance)
+        for instance in readable(records.values(), decode_instance):
             found.setdefault(instance.instance_id, instance)
     return found
 

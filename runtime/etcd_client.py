@@ -18,11 +18,13 @@ from aetcd.utils import prefix_range_end
 from tandem.runtime.address import new_id
 from tandem.runtime.errors import ConfigError, ServiceError
 from tandem.runtime.etcd_versions import doubt_of
+from tandem.runtime.printable import one_line
 from tandem.runtime.tls import TlsFiles
 
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 2.0
+_MAX_DETAIL_BYTES = 300  # of an error
 _CHANNEL_OPTIONS = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),
@@ -213,7 +215,14 @@ class EtcdClient:
         try:
             yield
         except rpc.AioRpcError as error:
-            details = error.details() or error.code().name
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                reason = f"etcd at {self._endpoints} does not answer within {_TIMEOUT_S:g} s"
+                raise ServiceError(reason) from error
+            details = one_line(error.details() or error.code().name, _MAX_DETAIL_BYTES)
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                raise ServiceError(
+                    f"etcd at {self._endpoints} cannot be reached: {details}"
+                ) from error
             raise ServiceError(f"etcd at {self._endpoints} failed: {details}") from error
         except rpc.BaseError as error:
             raise ServiceError(f"etcd at {self._endpoints} failed: {error!r}") from error

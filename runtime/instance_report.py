@@ -6,8 +6,11 @@ import msgspec
 
 from tandem.runtime.cluster_messages import Instance, WorkerStatus
 from tandem.runtime.context import RequestContext
+from tandem.runtime.decoding import decoder
 from tandem.runtime.errors import TandemError
 from tandem.runtime.plane.client import RequestClient
+
+decode_status = decoder(WorkerStatus)
 
 CALL_TIMEOUT_S = 0.5  # a stopped process does not answer, and a person is waiting
 
@@ -33,9 +36,9 @@ async def ask_worker(
     try:
         async with asyncio.timeout(timeout_s), RequestContext() as context:
             answer = await client.call(instance.address, "status", b"", context)
-        worker = msgspec.msgpack.decode(answer, type=WorkerStatus)
+        worker = decode_status(answer)
     except TimeoutError:
         return InstanceReport(instance, f"no answer within {timeout_s:g} s")
-    except (TandemError, msgspec.DecodeError) as error:
+    except TandemError as error:
         return InstanceReport(instance, f"no answer: {error}")
     return InstanceReport(instance, worker.state, worker)

@@ -4,10 +4,11 @@ import logging
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-import msgspec
 import pydantic
 
+from tandem.runtime.decoding import decode_json
 from tandem.runtime.discovery import WatchView, config_prefix
+from tandem.runtime.errors import ProtocolError
 
 logger = logging.getLogger(__name__)
 
@@ -52,12 +53,12 @@ class LiveSection(Generic[C]):
         live[prefix].pop(name, None)
         try:
             if value is not None:
-                live[prefix][name] = msgspec.json.decode(value)
+                live[prefix][name] = decode_json(value)
             values = self._base.model_dump()
             for each in self._prefixes:
                 values |= live[each]
             changed = type(self._base).model_validate(values)
-        except (msgspec.DecodeError, pydantic.ValidationError) as error:
+        except (ProtocolError, pydantic.ValidationError) as error:
             reason = "the live value of %s is refused and the old one stays: %s"
             logger.warning(reason, full_name, error)
             return

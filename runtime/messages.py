@@ -2,7 +2,8 @@
 
 Those of handoffs and of the cluster stand in `handoff_messages` and `cluster_messages`. Token ids
 travel as little-endian u32 bytes (`pack_tokens`), durations as milliseconds; no message carries a
-clock reading of another host. Messages are grouped by their receiver.
+clock reading of another host. Messages are grouped by their receiver. The type of each field has
+its bounds (`bounds`), and `decoding` refuses a message that does not keep them.
 """
 
 import sys
@@ -10,20 +11,41 @@ from array import array
 from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
+from tandem.runtime.bounds import (
+    LARGEST_INT,
+    LARGEST_REAL,
+    LEAST_REPETITION_PENALTY,
+    U64,
+    Amount,
+    Count,
+    Many,
+    Message,
+    Name,
+    Payload,
+    Real,
+    Share,
+    Table,
+    Text,
+    TokenId,
+)
 from tandem.runtime.prompt_logprobs import PromptLogprobs
 
 PrefillPlace = Literal["local", "remote"]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 GrammarKind = Literal["json_schema", "regex", "lark", "gbnf", "structural_tag"]
-TargetMs = Annotated[float, msgspec.Meta(gt=0, le=3_600_000)]
+TargetMs = Annotated[float, Meta(gt=0, le=3_600_000)]
 
-# The errors of decoding bytes that are no message; RecursionError comes from deep nesting.
-DECODE_ERRORS = (msgspec.MsgspecError, RecursionError)
-
-
-class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """Base of all wire messages; the tag is the class name."""
+LARGEST_GRAMMAR_BYTES = 2**18  # of a grammar's source in UTF-8
+_Parameter = Annotated[int, Meta(ge=0, le=LARGEST_INT)]
+_Penalty = Annotated[float, Meta(ge=-LARGEST_REAL, le=LARGEST_REAL)]
+_Repetition = Annotated[float, Meta(ge=LEAST_REPETITION_PENALTY, le=LARGEST_REAL)]
+# Token id |-> added to its logit
+_Biases = Annotated[dict[TokenId, _Penalty], Meta(max_length=2**20)]
+_BadWord = Annotated[list[TokenId], Meta(min_length=1, max_length=256)]
+_BadWords = Annotated[list[_BadWord], Meta(max_length=1024)]
+_Source = Annotated[str, Meta(max_length=LARGEST_GRAMMAR_BYTES)]
 
 
 def pack_tokens(token_ids: list[int]) -> bytes:
@@ -49,28 +71,28 @@ def unpack_tokens(data: bytes) -> list[int]:
 class SamplingParams(Message, frozen=True):
     """Parameters of sampling. The draw for position p depends on (seed, p) alone."""
 
-    temperature: float = 1.0  # 0 is greedy
-    top_p: float = 1.0
-    top_k: int = 0  # 0 is off
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: dict[int, float] = {}  # token id |-> added to its logit
-    seed: int = 0  # u64
-    logprobs: int | None = None  # None: none; 0: the chosen token's; k: also those of the k best
+    temperature: Annotated[float, Meta(ge=0, le=LARGEST_REAL)] = 1.0  # 0 is greedy
+    top_p: Share = 1.0
+    top_k: _Parameter = 0  # 0 is off
+    min_p: Share = 0.0
+    presence_penalty: _Penalty = 0.0
+    frequency_penalty: _Penalty = 0.0
+    repetition_penalty: _Repetition = 1.0
+    logit_bias: _Biases = {}
+    seed: U64 = 0
+    logprobs: Count | None = None  # None: none; 0: the chosen token's; k: also those of the k best
     prompt_logprobs: bool = False  # those of the prompt's tokens too, as `logprobs` says
     # Of workers whose card has `supports_token_rules`.
-    allowed_token_ids: list[int] = []  # empty: all
-    bad_words: list[list[int]] = []  # tokens of each; its last never follows the others
+    allowed_token_ids: Many[TokenId] = []  # empty: all
+    bad_words: _BadWords = []  # tokens of each; its last never follows the others
 
 
 class StopConditions(Message, frozen=True):
     """Conditions that end a sequence. The frontend handles stop strings: workers see token ids."""
 
-    max_tokens: int  # 0: the prompt is computed, nothing is generated
-    min_tokens: int = 0
-    stop_token_ids: list[int] = []
+    max_tokens: _Parameter  # 0: the prompt is computed, nothing is generated
+    min_tokens: _Parameter = 0
+    stop_token_ids: Many[TokenId] = []
     ignore_eos: bool = False
 
 
@@ -78,26 +100,26 @@ class Grammar(Message, frozen=True, tag=False):
     """The rules that an answer follows. Workers whose card has `supports_grammar` take one."""
 
     kind: GrammarKind
-    source: str  # a JSON schema as JSON, a regex, or a grammar of that kind
+    source: _Source  # a JSON schema as JSON, a regex, or a grammar of that kind
 
 
 class TokenLogprobs(Message, frozen=True, array_like=True, tag=False):
     """Natural-log probabilities of one generated token; `top` is sorted, best first."""
 
-    logprob: float
-    top: list[tuple[int, float]] = []  # (token id, logprob)
+    logprob: Real
+    top: Many[tuple[TokenId, Real]] = []  # (token id, logprob)
 
 
 class PrefillReport(Message, frozen=True, tag=False):
     """The place of a request's prefill, and the reason; sent with the first token."""
 
     place: PrefillPlace
-    reason: str  # e.g. "uncached 37 <= max_local_prefill_length 1000"
-    num_cached_tokens: int = 0
-    prefill_instance: str | None = None
-    timeline_ms: dict[str, float] = {}  # stage |-> ms since the worker received the request
-    cause: str = ""  # the reason without its numbers; empty from an engine of the kit
-    predicted_ms: float = 0.0  # from receiving the request to its first token; 0: not known
+    reason: Text  # e.g. "uncached 37 <= max_local_prefill_length 1000"
+    num_cached_tokens: Count = 0
+    prefill_instance: Name | None = None
+    timeline_ms: Table[Amount] = {}  # stage |-> ms since the worker received the request
+    cause: Name = ""  # the reason without its numbers; empty from an engine of the kit
+    predicted_ms: Amount = 0.0  # from receiving the request to its first token; 0: not known
 
 
 # ---- to a decode worker, from a frontend ------------------------------------------------------
@@ -117,15 +139,15 @@ class GenerateRequest(Message, frozen=True):
     before it was lost, and this one resumes after them. `stop` counts from the first of them.
     """
 
-    request_id: str
-    model: str
-    token_ids: bytes
+    request_id: Name
+    model: Name
+    token_ids: Payload
     sampling: SamplingParams
     stop: StopConditions
-    deadline_ms: int
-    cache_salt: str = ""  # tenants with different salts never share blocks
+    deadline_ms: Count
+    cache_salt: Name = ""  # tenants with different salts never share blocks
     prefill_place: PrefillPlace | None = None  # the caller's choice, instead of the policy's
-    num_generated: int = 0
+    num_generated: Count = 0
     grammar: Grammar | None = None  # None: any answer
     targets: Targets | None = None
 
@@ -136,11 +158,11 @@ class TextRequest(Message, frozen=True):
     `body` is the client's JSON; the answer is one whole response of that kind, or its chunks.
     """
 
-    request_id: str
-    model: str
+    request_id: Name
+    model: Name
     kind: Literal["chat", "completions"]
-    body: bytes
-    deadline_ms: int
+    body: Payload
+    deadline_ms: Count
 
 
 # ---- to a worker of the kit, from anyone ------------------------------------------------------
@@ -149,7 +171,7 @@ class TextRequest(Message, frozen=True):
 class Call(Message, frozen=True):
     """Any plain value, for an endpoint's handler; the answers are plain values in msgpack."""
 
-    data: msgspec.Raw
+    data: msgspec.Raw  # for `decoding.decode_value`
 
 
 # ---- to a frontend, from a decode worker ------------------------------------------------------
@@ -158,20 +180,20 @@ class Call(Message, frozen=True):
 class TokenDelta(Message, frozen=True, array_like=True, tag=False):
     """A sequence's new tokens of one engine step. Only the last delta has a finish_reason."""
 
-    token_ids: list[int]
+    token_ids: Many[TokenId]
     finish_reason: FinishReason | None = None
     # One per token id; after `prompt_logprobs` the stop token has one too.
-    logprobs: list[TokenLogprobs] | None = None
+    logprobs: Many[TokenLogprobs] | None = None
     prefill: PrefillReport | None = None  # on the first delta only
-    stop_token_id: int | None = None  # the token that ended it, which is not in token_ids
-    timeline_ms: dict[str, float] | None = None  # the whole request's, on its terminal delta
+    stop_token_id: TokenId | None = None  # the token that ended it, which is not in token_ids
+    timeline_ms: Table[Amount] | None = None  # the whole request's, on its terminal delta
     prompt_logprobs: PromptLogprobs | None = None  # on the first delta only
 
 
 class ModelFiles(Message, frozen=True):
     """The files of a model folder that a frontend needs: name |-> contents (no weights)."""
 
-    files: dict[str, bytes]
+    files: Table[Payload]
 
 
 def encode(message: msgspec.Struct) -> bytes:

@@ -16,6 +16,7 @@ from typing import Annotated
 import msgspec
 
 from tandem.runtime.address import new_id
+from tandem.runtime.bounds import Count, Message, Share
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import Discovery, TypedView
 from tandem.runtime.errors import TandemError
@@ -29,15 +30,15 @@ _MAX_LINE = 200
 _Words = Annotated[str, msgspec.Meta(max_length=_MAX_LINE)]
 
 
-class ProgressReport(msgspec.Struct, frozen=True):
+class ProgressReport(Message, frozen=True, tag=False):
     """The work of one process, as its own progress bar has it."""
 
     component: _Words
     model: _Words
     host: _Words
-    pid: int
+    pid: Count
     line: _Words  # with the remaining time
-    share: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None  # done; None: unknown
+    share: Share | None = None  # done; None: unknown
 
 
 def progress_prefix(namespace: str) -> str:

@@ -4,23 +4,23 @@ import sys
 from array import array
 from typing import Any
 
-import msgspec
+from tandem.runtime.bounds import Count, Message, Payload
 
 FLOAT_BYTES = 4
 TOKEN_ID_BYTES = 4
 
 
-class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
+class PromptLogprobs(Message, frozen=True, array_like=True, tag=False):
     """Natural-log probabilities of tokens of a prompt, each given the tokens before it.
 
     The first token of a prompt has none. At each position `num_top` likeliest tokens follow, best
     first. All numbers are little-endian.
     """
 
-    num_top: int
-    logprobs: bytes  # f32 [num_tokens]
-    top_ids: bytes  # u32 [num_tokens, num_top]
-    top_logprobs: bytes  # f32 [num_tokens, num_top]
+    num_top: Count
+    logprobs: Payload  # f32 [num_tokens]
+    top_ids: Payload  # u32 [num_tokens, num_top]
+    top_logprobs: Payload  # f32 [num_tokens, num_top]
 
     def __len__(self) -> int:
         return len(self.logprobs) // FLOAT_BYTES

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 Event = dict[str, Any]
 
 FLUSH_INTERVAL_S = 1.0
+MAX_FILE_BYTES = 256 << 20  # then a new file is begun, and the one before the last is gone
 MAX_PENDING_BYTES = 16 << 20  # when the disk is too slow; later requests are dropped
 _encode = msgspec.json.Encoder().encode
 
@@ -45,6 +46,7 @@ class TraceFile:
         # Containers number their processes alike; the instance's id tells them apart.
         self._pid = zlib.crc32(instance_id.encode()) >> 1
         self._rows = itertools.count(1)
+        self._head = b""
         self._pending = bytearray()
         self._file: BinaryIO | None = None
         self._num_written_bytes = 0
@@ -62,7 +64,8 @@ class TraceFile:
                     param="runtime.trace_file",
                 ) from error
             name = f"{self._role} {self._instance_id} ({socket.gethostname()}, pid {os.getpid()})"
-            self._pending += b"[\n" + _encode(self._event("M", "process_name", args={"name": name}))
+            self._head = b"[\n" + _encode(self._event("M", "process_name", args={"name": name}))
+            self._pending += self._head
             self._writing = asyncio.create_task(self._write_until_closed())
             logger.info("requests are traced to %s", self.path)
         return self
@@ -131,12 +134,30 @@ class TraceFile:
             self._num_written_bytes += len(data)
             if is_last:
                 self._file.close()
+            elif self._num_written_bytes > MAX_FILE_BYTES:
+                self._file = self._begin_anew(self._file)
         except OSError as error:
             logger.error("the trace %s ends here: %s", self.path, error)
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):
                 self._file.truncate(self._num_written_bytes)
             self._file.close()
             self._file = None
+
+    def _begin_anew(self, full: BinaryIO) -> BinaryIO:
+        """Put a full file aside, in the place of the last one that was, and return a new one."""
+        assert self.path is not None
+        full.write(b"\n]\n")
+        full.close()
+        self.path.replace(before_path(self.path))
+        fresh = self.path.open("wb", buffering=0)
+        fresh.write(self._head)
+        self._num_written_bytes = len(self._head)
+        return fresh
+
+
+def before_path(path: Path) -> Path:
+    """Return the place of what was traced before the file at `path` was begun."""
+    return path.with_name(f"{path.stem}-before{path.suffix}")
 
 
 def trace_path(path: str, role: str, instance_id: str) -> Path:

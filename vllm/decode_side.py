@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 
-import msgspec
-
 from tandem.decode.thresholds import LiveThresholds
 from tandem.queue.prefill_queue import PrefillQueue
 from tandem.runtime.cluster_messages import Instance
@@ -22,7 +20,7 @@ from tandem.transfer.group import TransferGroup
 from tandem.transfer.handoff.causes import CloseCause
 from tandem.transfer.handoff.decode import DecodeHandoff
 from tandem.transfer.handoff.receiver import HandoffReceiver, ReceiverTools
-from tandem.transfer.handoff.table import OpenHandoffs
+from tandem.transfer.handoff.table import OpenHandoffs, decode_claim
 from tandem.transfer.peers import is_dead, is_stopped
 from tandem.vllm.kv_layout import VllmPool
 from tandem.vllm.settings import ConnectorSettings
@@ -122,7 +120,7 @@ class VllmHandoffs(OpenHandoffs[VllmHandoff]):
     async def _on_claim(self, payload: bytes, context: RequestContext, answer: Responder) -> None:
         """Answer a claim. Another rank's can come before vLLM's step brings the offer here."""
         if not self.has_tickets:
-            handoff_id = msgspec.msgpack.decode(payload, type=Claim).handoff_id
+            handoff_id = decode_claim(payload).handoff_id
             with suppress(TimeoutError):
                 async with asyncio.timeout(OFFER_WAIT_S):
                     while self.find(handoff_id) is None:

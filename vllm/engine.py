@@ -13,11 +13,10 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Any, Self
 
-import msgspec
-
 from tandem.runtime.address import new_id
 from tandem.runtime.context import RequestContext
-from tandem.runtime.errors import InternalError
+from tandem.runtime.decoding import decoder
+from tandem.runtime.errors import InternalError, InvalidRequestError
 from tandem.runtime.handoff_messages import Ack
 from tandem.runtime.messages import encode, unpack_tokens
 from tandem.runtime.plane.server import RequestServer, Responder
@@ -60,6 +59,7 @@ from tandem.vllm.load import LoadLogger  # noqa: E402
 SHUTDOWN_S = 1.0  # for vLLM's processes to end by themselves; no request runs any more
 _GIVE_UP_POLL_S = 0.1  # a start has a moment before it has processes
 _GIVEN_UP = ("abort", "error")  # finish reasons of vLLM's, when the caller has not left
+_decode_prompt = decoder(ComputePrompt, InvalidRequestError)
 
 
 class VllmEngine(LLMEngine):
@@ -123,7 +123,7 @@ class VllmEngine(LLMEngine):
         self, payload: bytes, context: RequestContext, answer: Responder
     ) -> None:
         """Answer once the prompt is computed; a rank that leaves ends it."""
-        prompt = msgspec.msgpack.decode(payload, type=ComputePrompt)
+        prompt = _decode_prompt(payload)
         computing = asyncio.create_task(self._compute(prompt))
 
         def leave() -> None:

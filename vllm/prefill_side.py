@@ -103,7 +103,7 @@ class FollowedTicket:
     async def ack(self) -> None:
         self.on_end()
 
-    async def nak(self, delay_s: float = 0.0) -> None:
+    async def give_back(self, delay_s: float = 0.0) -> None:
         self.on_end()
 
     async def in_progress(self) -> None:

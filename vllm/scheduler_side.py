@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from tandem.decode.admission import Decision, PlacementCause, PrefillSide, decide
 from tandem.decode.config import Policy
 from tandem.runtime.block_hash import num_blocks_of
+from tandem.runtime.bounds import MAX_TEXT
 from tandem.runtime.messages import PrefillPlace, PrefillReport
 from tandem.vllm.step_messages import LoadEnd, News, Offer, Orders, PrefillView, Progress
 
@@ -121,7 +122,7 @@ class SchedulerSide:
         name = (request.kv_transfer_params or {}).get(REPORT)
         if isinstance(name, str):
             self._reports[name] = PrefillReport(
-                decision.place, decision.reason, num_cached, cause=decision.cause
+                decision.place, decision.reason[:MAX_TEXT], num_cached, cause=decision.cause
             )
 
     def take_reports(self) -> dict[str, PrefillReport]:

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from tandem.decode.config import DisaggConfig
-from tandem.runtime.messages import Message
+from tandem.runtime.bounds import Message, Name, Payload
 
 COMPUTE = "compute"  # the endpoint of the engine that answers once the prompt is computed
 
@@ -18,9 +18,9 @@ COMPUTE = "compute"  # the endpoint of the engine that answers once the prompt i
 class ComputePrompt(Message, frozen=True):
     """A prompt to compute, for the ticket `key`; its KV stays in the engine's pool."""
 
-    key: str
-    token_ids: bytes
-    cache_salt: str = ""
+    key: Name
+    token_ids: Payload
+    cache_salt: Name = ""
 
 
 @dataclass(slots=True)

@@ -4,18 +4,20 @@ import asyncio
 import tempfile
 from pathlib import Path
 
-import msgspec
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tandem.engine.loop import EngineLoop
 from tandem.runtime.cluster_messages import ControlOutcome, WorkerControl
 from tandem.runtime.context import RequestContext
+from tandem.runtime.decoding import decoder
 from tandem.runtime.errors import InvalidRequestError, UnavailableError
-from tandem.runtime.messages import DECODE_ERRORS, encode
+from tandem.runtime.messages import encode
 from tandem.runtime.plane.server import Responder
 
 MAX_PROFILE_MS = 10_000  # a second of small steps is some ten megabytes of trace
+
+_decode_control = decoder(WorkerControl, InvalidRequestError)
 
 
 class Controls:
@@ -28,10 +30,7 @@ class Controls:
 
     async def serve(self, payload: bytes, context: RequestContext, answer: Responder) -> None:
         """Carry a command out. Raise InvalidRequestError naming the field of a bad one."""
-        try:
-            control = msgspec.msgpack.decode(payload, type=WorkerControl)
-        except DECODE_ERRORS as error:
-            raise InvalidRequestError(f"control: {error}", param="name") from error
+        control = _decode_control(payload)
         if control.name == "profile":
             message = await self._profile(control.duration_ms)
         else:

@@ -5,15 +5,12 @@ import contextlib
 import logging
 from collections.abc import Sequence
 
-import msgspec
-
 from tandem.engine.outputs import LoadStats, SequenceOutput
 from tandem.runtime.address import EndpointAddress
-from tandem.runtime.cluster_messages import Instance, ModelCard, RoleName, WorkerRole, role_names
-from tandem.runtime.discovery import models_prefix, register_instance
+from tandem.runtime.cluster_messages import Instance, RoleName, WorkerRole, role_names
+from tandem.runtime.discovery import decode_card, models_prefix, readable, register_instance
 from tandem.runtime.errors import ConfigError, InvalidRequestError, ServiceError, UnavailableError
 from tandem.runtime.lifecycle import Lifecycle, State
-from tandem.runtime.messages import DECODE_ERRORS
 from tandem.runtime.node import Node
 from tandem.worker.role import Details, Role
 
@@ -155,9 +152,8 @@ class Roles:
         """Raise InvalidRequestError if the running answers of this worker could go nowhere."""
         model, store = self._node.model, self._node.discovery
         cards = await store.get_prefix(models_prefix(self._node.config.namespace, model))
-        for data in cards.values():
-            with contextlib.suppress(ConfigError, *DECODE_ERRORS):  # a stranger's card
-                card = msgspec.json.decode(data, type=ModelCard)
+        for card in readable(cards.values(), decode_card):
+            with contextlib.suppress(ConfigError):  # a stranger's card
                 key = EndpointAddress.parse(card.endpoint).instance_key(card.instance_id)
                 if card.instance_id != self._node.instance_id and await store.get_prefix(key):
                     return

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
 from tandem.engine.config import DECODE_STEP_TOKENS, EngineConfig
 from tandem.engine.engine import Engine
 from tandem.engine.first_costs import measure_costs
@@ -25,11 +23,12 @@ from tandem.queue.deployment import deployment_id
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.runtime.cluster_messages import LoadReport, RoleChange, WorkerRole, WorkerStatus
 from tandem.runtime.context import RequestContext
+from tandem.runtime.decoding import decoder
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.events import load_subject
 from tandem.runtime.handoff_messages import PrefillJob
 from tandem.runtime.lifecycle import Lifecycle, freeze_gc
-from tandem.runtime.messages import DECODE_ERRORS, Grammar, encode
+from tandem.runtime.messages import Grammar, encode
 from tandem.runtime.model_files import weights_fingerprint
 from tandem.runtime.node import Node
 from tandem.runtime.plane.server import Responder
@@ -51,6 +50,7 @@ logger = logging.getLogger(__name__)
 MAX_FRAME_BYTES = 16 * 1024 * 1024  # of requests: a prompt of four million tokens
 EXIT_DEVICE_LOST = 72  # the GPU answers this process no more
 _LEAVE_S = 1.0
+_decode_change = decoder(RoleChange, InvalidRequestError)
 
 
 class Worker:
@@ -182,11 +182,7 @@ class Worker:
     async def _change_role(
         self, payload: bytes, context: RequestContext, answer: Responder
     ) -> None:
-        try:
-            change = msgspec.msgpack.decode(payload, type=RoleChange)
-        except DECODE_ERRORS as error:
-            raise InvalidRequestError(f"role: {error}", param="role") from error
-        await self.roles.change(change.role)
+        await self.roles.change(_decode_change(payload).role)
         answer.send(encode(await self._worker_status()))
 
     def _on_device_lost(self, error: DeviceLostError) -> None:

@@ -5,11 +5,10 @@ import logging
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 
-import msgspec
-
 from tandem.frontend.tokens.tokenizer import ModelText
 from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.context import RequestContext
+from tandem.runtime.decoding import decoder
 from tandem.runtime.errors import ModelError, ProtocolError
 from tandem.runtime.messages import ModelFiles
 from tandem.runtime.model_files import MODEL_FILES_ENDPOINT, files_digest
@@ -20,7 +19,7 @@ logger = logging.getLogger(__name__)
 _FETCH_TIMEOUT_S = 30.0
 _RETRY_S = 0.5
 _MAX_FILES_BYTES = 48 * 1024 * 1024  # the largest tokenizers have 35 MiB
-_decode_files = msgspec.msgpack.Decoder(ModelFiles).decode
+_decode_files = decoder(ModelFiles)
 
 
 class ModelTexts:

@@ -3,21 +3,21 @@
 import logging
 from contextlib import AsyncExitStack
 
-import msgspec
-
 from tandem.frontend.catalog.catalog import Catalog
 from tandem.router.kv_follower import KvFollower
 from tandem.router.policy import Router
 from tandem.runtime.cluster_messages import LoadReport
 from tandem.runtime.context import RequestContext
-from tandem.runtime.errors import UnavailableError
+from tandem.runtime.decoding import RefusalLog, decoder
+from tandem.runtime.errors import ProtocolError, UnavailableError
 from tandem.runtime.events import Events, kv_subject, load_subject
 from tandem.runtime.plane.client import RequestClient
 
 logger = logging.getLogger(__name__)
 
 _SNAPSHOT_TIMEOUT_S = 10.0
-_decode_load = msgspec.msgpack.Decoder(LoadReport).decode
+_decode_load = decoder(LoadReport)
+_refusals = RefusalLog(logger, "a load report")
 
 
 class WorkerEvents:
@@ -62,12 +62,13 @@ class WorkerEvents:
         self._known = present
 
     def _on_load(self, subject: str, payload: bytes) -> None:
-        if subject.rpartition(".")[2] not in self._known:
+        sender = subject.rpartition(".")[2]
+        if sender not in self._known:
             return
         try:
             report = _decode_load(payload)
-        except msgspec.MsgspecError as error:
-            logger.warning("dropped a load report: %s", error)
+        except ProtocolError as error:
+            _refusals.note(sender, error)
             return
         if report.instance_id in self._known:
             self._router.update_load(report, self._catalog.block_size(report.instance_id))

@@ -20,6 +20,7 @@ from tandem.frontend.request_log import AnswerSummary, TokenCounts
 from tandem.router.policy import RoutingDecision
 from tandem.runtime.block_hash import block_hashes
 from tandem.runtime.context import RequestContext
+from tandem.runtime.decoding import decoder
 from tandem.runtime.errors import (
     ConnectionLostError,
     IncompleteError,
@@ -38,7 +39,7 @@ from tandem.runtime.plane.response_stream import ResponseStream
 from tandem.runtime.prompt_logprobs import PromptLogprobs
 
 _MAX_HASHED_BLOCKS = 2048  # of a prompt; hashing more would hold up the streams for milliseconds
-_decode_delta = msgspec.msgpack.Decoder(TokenDelta).decode
+_decode_delta = decoder(TokenDelta)
 
 
 class ChoiceRun(msgspec.Struct):
@@ -231,8 +232,6 @@ class _ChoiceSequence:
             await self._take_all(stream)
         except StopAsyncIteration:
             raise ConnectionLostError("the worker ended a sequence without a reason") from None
-        except msgspec.MsgspecError as error:
-            raise ProtocolError(f"the worker sent a malformed delta: {error}") from error
         finally:
             if text.finish_reason is None or text.is_stopped:
                 stream.cancel()

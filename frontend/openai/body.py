@@ -10,7 +10,7 @@ from tandem.frontend.bodies.invalid import invalid_field
 from tandem.frontend.bodies.typed import Count, Natural, Share
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.openai.constraints import ConstraintFields
-from tandem.runtime.request_bounds import LARGEST_INT, LEAST_REPETITION_PENALTY
+from tandem.runtime.bounds import LARGEST_INT, LEAST_REPETITION_PENALTY
 
 MAX_TOKEN_ID = 2**32 - 1
 _MAX_I64 = 2**63 - 1

@@ -20,8 +20,7 @@ from tandem.frontend.parsers.text_rules import (
     unkept_paths,
 )
 from tandem.runtime import json_schema
-from tandem.runtime.messages import Grammar
-from tandem.runtime.request_bounds import LARGEST_GRAMMAR_BYTES
+from tandem.runtime.messages import LARGEST_GRAMMAR_BYTES, Grammar
 
 SpecialTokens = dict[str, int]  # text |-> id
 _TEXT = "TEXT: /(.|\\n)*/"

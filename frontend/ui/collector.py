@@ -218,9 +218,8 @@ def _thresholds(worker: WorkerStatus) -> dict[str, str | int | float | bool]:
 
 
 def _queue(worker: WorkerStatus) -> QueueState:
-    instance, details = worker.instance, worker.details
-    num_jobs, num_tokens = details.get("num_queued_jobs", 0), details.get("num_queued_tokens", 0)
-    return QueueState(instance.model, instance.deployment, int(num_jobs), int(num_tokens))
+    counts = worker.count("num_queued_jobs"), worker.count("num_queued_tokens")
+    return QueueState(worker.instance.model, worker.instance.deployment, *counts)
 
 
 def _number(value: str | int | float | bool | None) -> float | None:

@@ -112,7 +112,7 @@ def worker_state(
     if last is None:
         role, model = report.role, instance.model
         return WorkerState(instance.instance_id, role, model, instance.host, state, is_stopped)
-    load, details = last.load, last.details
+    load = last.load
     return WorkerState(
         id=instance.instance_id,
         role=load.role,
@@ -122,8 +122,8 @@ def worker_state(
         is_stopped=is_stopped,
         num_running=load.num_running,
         num_waiting=load.num_waiting,
-        num_jobs=int(details.get("num_jobs", 0)),
-        num_open_handoffs=int(details.get("num_open_handoffs", 0)),
+        num_jobs=last.count("num_jobs"),
+        num_open_handoffs=last.count("num_open_handoffs"),
         num_blocks=load.num_blocks,
         num_used_blocks=load.num_blocks - load.num_free_blocks - load.num_cached_blocks,
         num_cached_blocks=load.num_cached_blocks,

@@ -26,9 +26,16 @@ from tandem.launch.config.model import (
 )
 from tandem.launch.config.sources import Setting
 from tandem.launch.supervise.reporter import wide_console
-from tandem.runtime.cluster_messages import ModelCard
-from tandem.runtime.discovery import Discovery, config_key, config_prefix, models_prefix
-from tandem.runtime.errors import ConfigError, ServiceError
+from tandem.runtime.decoding import decode_json
+from tandem.runtime.discovery import (
+    Discovery,
+    config_key,
+    config_prefix,
+    decode_card,
+    models_prefix,
+    readable,
+)
+from tandem.runtime.errors import ConfigError, ProtocolError, ServiceError
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.lifecycle import started
 from tandem.runtime.local_clusters import running_clusters
@@ -200,9 +207,9 @@ def live_settings(
             continue  # of another model
         setting = Setting(key, None, f"live, etcd {path}")
         try:
-            setting = Setting(key, msgspec.json.decode(data), setting.origin)
+            setting = Setting(key, decode_json(data), setting.origin)
             check_live(setting)
-        except (msgspec.DecodeError, ConfigError) as error:
+        except (ProtocolError, ConfigError) as error:
             on_bad(f"{key}: {error}")
             continue
         settings.append(setting)
@@ -243,7 +250,7 @@ async def _require_served(discovery: Discovery, namespace: str, model: str) -> N
     if await discovery.get_prefix(models_prefix(namespace, model)):
         return
     cards = (await discovery.get_prefix(models_prefix(namespace))).values()
-    served = sorted({msgspec.json.decode(card, type=ModelCard).name for card in cards})
+    served = sorted({card.name for card in readable(cards, decode_card)})
     raise ConfigError(
         f"--model {short(model)}: no worker serves it; served: {', '.join(served) or 'none'}",
         param="model",

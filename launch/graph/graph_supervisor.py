@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
 import uvloop
 
 from tandem.launch.cli.options import LaunchOptions
@@ -20,8 +19,7 @@ from tandem.launch.serve.role_process import role_process
 from tandem.launch.supervise.managed_process import ManagedProcess
 from tandem.launch.supervise.reporter import Reporter
 from tandem.launch.supervise.supervisor import Supervisor, local_pid, with_free_port
-from tandem.runtime.cluster_messages import Instance
-from tandem.runtime.discovery import WatchView, instances_prefix
+from tandem.runtime.discovery import WatchView, decode_instance, instances_prefix, readable
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.names import variable_name
@@ -128,7 +126,7 @@ class GraphSupervisor(Supervisor):
         spec = self._specs[child.kind]
         records = views[self._namespace(spec)].items.values()
         own = [record for record in records if child.pid and local_pid(record) == child.pid]
-        endpoints = {msgspec.json.decode(record, type=Instance).endpoint for record in own}
+        endpoints = {each.endpoint for each in readable(own, decode_instance)}
         return child.pid is not None and spec.endpoints.keys() <= endpoints
 
     def _namespace(self, spec: ServiceSpec) -> str:

@@ -8,8 +8,8 @@ from tandem.launch.config.live import connected
 from tandem.launch.config.model import EffectiveConfig
 from tandem.launch.simulation.worker import WorkerFigures
 from tandem.launch.status import read_cluster
-from tandem.runtime.cluster_messages import LoadReport, ModelCard, StepCosts
-from tandem.runtime.discovery import models_prefix
+from tandem.runtime.cluster_messages import LoadReport, StepCosts
+from tandem.runtime.discovery import decode_card, models_prefix, readable
 from tandem.runtime.errors import ConfigError, ServiceError
 from tandem.runtime.printable import short
 
@@ -74,7 +74,7 @@ async def _block_size(effective: EffectiveConfig, load: LoadReport, model: str) 
     prefix = models_prefix(effective.config.runtime.namespace, model)
     async with connected(effective) as discovery:
         found = await discovery.get_prefix(prefix)
-    cards = [msgspec.json.decode(value, type=ModelCard) for value in found.values()]
+    cards = readable(found.values(), decode_card)
     if not cards:
         raise ServiceError("no model is registered, so the size of a KV block is not known")
     cards.sort(key=lambda card: card.instance_id != load.instance_id)

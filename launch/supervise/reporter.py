@@ -14,9 +14,14 @@ NO_TERMINAL_WIDTH = 240
 
 
 def wide_console() -> Console:
-    """Return a console for tables: as wide as the terminal, and wide in a file or pipe."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=NO_TERMINAL_WIDTH)
+    """Return a console for tables: as wide as the terminal, and wide in a file or pipe.
+
+    Texts of other processes are shown as they are, without markup.
+    """
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = NO_TERMINAL_WIDTH
+    return console
 
 
 class Reporter:

@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-import msgspec
 from pydantic import SecretStr
 
 from tandem.frontend.config import new_page_key
@@ -24,7 +23,8 @@ from tandem.launch.supervise.ports import free_port, http_status, local_address,
 from tandem.launch.supervise.reporter import Reporter
 from tandem.launch.supervise.run_dir import make_run_dir
 from tandem.runtime.cluster_messages import Instance
-from tandem.runtime.errors import ServiceError
+from tandem.runtime.discovery import decode_instance
+from tandem.runtime.errors import ProtocolError, ServiceError
 from tandem.runtime.etcd import EtcdDiscovery
 from tandem.runtime.lifecycle import handled
 from tandem.runtime.local_clusters import LocalCluster, announced, started_s, token_path
@@ -273,8 +273,8 @@ def with_free_port(config: EffectiveConfig) -> EffectiveConfig:
 def local_instance(record: bytes) -> Instance | None:
     """Return an instance's record; None for an instance of another machine."""
     try:
-        instance = msgspec.json.decode(record, type=Instance)
-    except msgspec.DecodeError:
+        instance = decode_instance(record)
+    except ProtocolError:
         return None
     return instance if instance.host == socket.gethostname() else None
 

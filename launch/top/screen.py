@@ -116,7 +116,7 @@ def _load(member: Member) -> list[Text | str]:
 
 def _bar(used: float, until_cached: float) -> Text:
     """Return a KV pool as a bar: used, cached, free."""
-    ends = [round(share * BAR) for share in (used, until_cached)]
+    ends = [round(min(max(share, 0.0), 1.0) * BAR) for share in (used, until_cached)]
     style = "red" if used > 0.9 else "green"
     return Text.assemble(
         ("█" * ends[0], style), ("▒" * (ends[1] - ends[0]), "cyan"), ("░" * (BAR - ends[1]), "dim")

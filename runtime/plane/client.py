@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 
+from tandem.runtime.bounds import MAX_COUNT
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import (
@@ -73,7 +74,8 @@ class ClientConnection(PlaneConnection):
         stream = ResponseStream(self, self._num_opened, context)
         self._streams[self._num_opened] = stream
         remaining_s = context.remaining_s()
-        deadline_ms = None if remaining_s == math.inf else math.ceil(remaining_s * 1e3)
+        remaining_ms = min(remaining_s * 1e3, MAX_COUNT)
+        deadline_ms = None if remaining_s == math.inf else math.ceil(remaining_ms)
         frame = Open(
             stream_id=self._num_opened,
             endpoint=endpoint,

@@ -16,8 +16,20 @@ from enum import IntEnum
 
 import msgspec
 
+from tandem.runtime.bounds import (
+    U64,
+    Count,
+    Many,
+    Message,
+    Name,
+    Payload,
+    Positive,
+    Seconds,
+    Table,
+    Text,
+)
+from tandem.runtime.decoding import Decode, decoder
 from tandem.runtime.errors import ProtocolError
-from tandem.runtime.messages import DECODE_ERRORS
 
 MAGIC = b"TANDEM\r\n"
 VERSION = 3
@@ -46,77 +58,77 @@ class Preamble(msgspec.Struct, frozen=True):
     value: bytes  # 32 bytes: a nonce, then a proof
 
 
-class Hello(msgspec.Struct, frozen=True, array_like=True, tag=0):
+class Hello(Message, frozen=True, array_like=True, tag=0):
     """The first frame each way: the sender's id, and the largest frame that the sender takes."""
 
-    instance_id: str
-    max_frame_bytes: int = MAX_FRAME_BYTES
+    instance_id: Name
+    max_frame_bytes: Positive = MAX_FRAME_BYTES
 
 
-class Open(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class Open(Message, frozen=True, array_like=True, tag=1):
     """Client to server: start a stream. `deadline_ms` is the time left; None is no deadline."""
 
-    stream_id: int
-    endpoint: str
-    payload: bytes
-    credit: int  # items the server may send before it gets a Credit
-    request_id: str
-    deadline_ms: int | None
-    headers: dict[str, str]
+    stream_id: Count
+    endpoint: Text
+    payload: Payload
+    credit: Count  # items the server may send before it gets a Credit
+    request_id: Text
+    deadline_ms: Count | None
+    headers: Table[Text]
 
 
-class Batch(msgspec.Struct, frozen=True, array_like=True, tag=2):
+class Batch(Message, frozen=True, array_like=True, tag=2):
     """Server to client: the output of one loop tick, for all streams of the connection.
 
     For each stream its items come before its end or failure.
     """
 
-    items: list[tuple[int, bytes]]  # (stream id, payload)
-    ends: list[int]  # stream ids
-    fails: list["Failure"]
+    items: Many[tuple[Count, Payload]]  # (stream id, payload)
+    ends: Many[Count]  # stream ids
+    fails: Many["Failure"]
 
 
-class Failure(msgspec.Struct, frozen=True, array_like=True):
+class Failure(Message, frozen=True, array_like=True, tag=False):
     """The error of a stream; `code` names its class."""
 
-    stream_id: int
-    code: str
-    message: str
-    param: str | None
-    retry_after_s: float
+    stream_id: Count
+    code: Name
+    message: Text
+    param: Name | None
+    retry_after_s: Seconds
 
 
-class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=3):
+class Cancel(Message, frozen=True, array_like=True, tag=3):
     """Client to server: end this stream now."""
 
-    stream_id: int
-    reason: str
+    stream_id: Count
+    reason: Text
 
 
-class Credit(msgspec.Struct, frozen=True, array_like=True, tag=4):
+class Credit(Message, frozen=True, array_like=True, tag=4):
     """Client to server: `num_items` more items of this stream were consumed."""
 
-    stream_id: int
-    num_items: int
+    stream_id: Count
+    num_items: Count
 
 
-class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=5):
+class Heartbeat(Message, frozen=True, array_like=True, tag=5):
     """Both ways: a sign of life; `progress` counts engine steps and must grow while `busy`."""
 
-    progress: int
+    progress: U64
     busy: bool
 
 
-class Stop(msgspec.Struct, frozen=True, array_like=True, tag=6):
+class Stop(Message, frozen=True, array_like=True, tag=6):
     """Client to server: bring this stream to a good end soon."""
 
-    stream_id: int
+    stream_id: Count
 
 
 Frame = Hello | Open | Batch | Cancel | Credit | Heartbeat | Stop
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
+_decode: Decode[Frame] = decoder(Frame)
 
 
 def token_proof(
@@ -198,10 +210,3 @@ class FrameReader:
             expected = self._next_sequence_number
             raise ProtocolError(f"frame {sequence_number} arrived where {expected} was due")
         return num_bytes
-
-
-def _decode(body: memoryview) -> Frame:
-    try:
-        return _DECODER.decode(body)
-    except DECODE_ERRORS as error:
-        raise ProtocolError(f"malformed frame: {error}") from error

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tandem.runtime.bounds import MAX_TEXT
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import CancelledRequestError, InternalError, TandemError
 from tandem.runtime.plane.framing import Cancel, Credit, Stop
@@ -105,7 +106,7 @@ class ResponseStream:
         if self._is_done:
             return
         self._connection.forget(self._stream_id)
-        self._connection.post(Cancel(self._stream_id, reason))
+        self._connection.post(Cancel(self._stream_id, reason[:MAX_TEXT]))
         self._items.clear()
         self.finish(error or CancelledRequestError(f"request {self._context.id}: {reason}"))
 

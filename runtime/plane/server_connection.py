@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from tandem.runtime.address import new_id
+from tandem.runtime.bounds import MAX_NAME, MAX_SECONDS, MAX_TEXT
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import (
@@ -265,5 +266,7 @@ class ServerConnection(PlaneConnection):
 
 
 def _as_failure(stream_id: int, error: TandemError) -> Failure:
-    retry_after_s = error.retry_after_s if isinstance(error, OverloadedError) else 0.0
-    return Failure(stream_id, error.code, error.message, error.param, retry_after_s)
+    given_s = error.retry_after_s if isinstance(error, OverloadedError) else 0.0
+    retry_after_s = min(max(given_s, 0.0), MAX_SECONDS)
+    message, param = error.message[:MAX_TEXT], error.param and error.param[:MAX_NAME]
+    return Failure(stream_id, error.code, message, param, retry_after_s)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from tandem.runtime.bounds import MAX_COUNT
 from tandem.runtime.cluster_messages import Instance, LoadReport, RoleName
 from tandem.runtime.events import Events, load_subject
 from tandem.runtime.messages import encode
@@ -39,7 +40,8 @@ class EngineLoad:
     def report(self) -> LoadReport:
         """Return the current load. Requests beyond `max_num_seqs` count as waiting.
 
-        Ranks compute side by side: prompts, answers and costs are those of one of them.
+        Ranks compute side by side: prompts, answers and costs are those of one of them. Numbers
+        are cut to those that a report may have.
         """
         latest = [] if self._snapshots is None else list(self._snapshots.latest.values())
         num_blocks = sum(each.kv_total_blocks for each in latest)
@@ -52,16 +54,20 @@ class EngineLoad:
             instance_id=self._instance.instance_id,
             epoch=self._instance.epoch,
             role=self._role,
-            num_running=running - num_waiting,
-            num_waiting=num_waiting,
+            num_running=_count(running - num_waiting),
+            num_waiting=_count(num_waiting),
             num_waiting_tokens=_mean(each.num_waiting_tokens for each in latest),
-            num_blocks=num_blocks,
-            num_free_blocks=max(0, num_blocks - num_used),
+            num_blocks=_count(num_blocks),
+            num_free_blocks=_count(num_blocks - num_used),
             num_cached_blocks=0,
             num_decodes=_mean(each.num_decodes for each in latest),
             decode_context=_mean(each.decode_context for each in latest),
             costs=next((each.step_costs for each in latest if each.step_costs), None),
         )
+
+
+def _count(number: int) -> int:
+    return min(max(0, number), MAX_COUNT)
 
 
 def _mean(numbers: Iterable[int]) -> int:

@@ -8,7 +8,6 @@ import msgspec
 from prometheus_client import REGISTRY, Metric, generate_latest
 from prometheus_client.registry import Collector
 
-from tandem.runtime.cluster_messages import StepCosts
 from tandem.runtime.metrics import gauge
 from tandem.sdk.engine.types import ComponentSnapshot
 
@@ -74,21 +73,31 @@ class SnapshotPublisher:
         self._changed = changed
         self._dp_ranks = frozenset(dp_ranks)
         self.latest: dict[int, ComponentSnapshot] = {}  # by rank
+        self._refused: set[str] = set()  # reasons that are in the log; they name fields alone
 
     def publish(self, rank: int, snapshot: ComponentSnapshot) -> None:
         """Put the snapshot into the metrics and the load reports.
 
-        Raise ValueError for a rank that is not in `component_metrics_dp_ranks`, and for step
-        costs that no step can have.
+        A number that no engine can have, as of a counter that went below 0, ends neither the
+        engine nor the choice among workers: the last snapshot stays, and the log names the field
+        once. Raise ValueError for a rank that is not in `component_metrics_dp_ranks`.
         """
-        if snapshot.step_costs is not None:
-            msgspec.convert(msgspec.to_builtins(snapshot.step_costs), StepCosts)
         if rank not in self._dp_ranks:
             known = sorted(self._dp_ranks)
             raise ValueError(f"rank {rank} is not in component_metrics_dp_ranks(): {known}")
+        try:
+            msgspec.convert(msgspec.to_builtins(snapshot), ComponentSnapshot)
+        except (msgspec.ValidationError, TypeError) as error:
+            self._refuse(f"the load of rank {rank} is not published: {error}")
+            return
         self.latest[rank] = snapshot
         self._gauges.seen(snapshot, rank)
         self._changed()
+
+    def _refuse(self, reason: str) -> None:
+        if reason not in self._refused:
+            self._refused.add(reason)
+            logger.error("%s", reason)
 
 
 @dataclass(frozen=True, slots=True)

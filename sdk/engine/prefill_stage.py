@@ -3,14 +3,12 @@
 import logging
 from contextlib import AsyncExitStack
 
-import msgspec
-
 from tandem.router.config import RouterConfig
 from tandem.router.policy import MARGIN, Router, RoutingDecision
 from tandem.runtime.cluster_messages import LoadReport
-from tandem.runtime.errors import TandemError, UnavailableError
+from tandem.runtime.decoding import RefusalLog, decoder
+from tandem.runtime.errors import ProtocolError, TandemError, UnavailableError
 from tandem.runtime.events import Events, load_subject
-from tandem.runtime.messages import DECODE_ERRORS
 from tandem.sdk.engine.overlap import FINAL, PrefillLeg, meeting
 from tandem.sdk.engine.types import GenerateRequest
 from tandem.sdk.worker.client import Client, Responses
@@ -18,7 +16,8 @@ from tandem.sdk.worker.context import Context
 
 logger = logging.getLogger(__name__)
 
-_decode_load = msgspec.msgpack.Decoder(LoadReport).decode
+_decode_load = decoder(LoadReport)
+_refusals = RefusalLog(logger, "a load report")
 
 
 class PrefillStage:
@@ -186,8 +185,8 @@ class PrefillStage:
             return
         try:
             report = _decode_load(payload)
-        except DECODE_ERRORS as error:
-            logger.warning("dropped a load report of %s: %s", instance_id, error)
+        except ProtocolError as error:
+            _refusals.note(instance_id, error)
             return
         if report.instance_id == instance_id:
             if instance_id != self._here:

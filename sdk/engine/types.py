@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Required, TypedDict
 
+from tandem.runtime.bounds import Amount, Count
 from tandem.runtime.cluster_messages import StepCosts
 from tandem.runtime.messages import PrefillReport
 
@@ -126,15 +127,16 @@ class ComponentSnapshot:
     """The state of a data-parallel rank: its KV cache and, if it reports `step_costs`, its load.
 
     A hit rate of None is not measured yet. Step costs are those of `tandem.sdk.StepCosts`, learned
-    by the engine; with them its prompts are placed by prediction.
+    by the engine; with them its prompts are placed by prediction. A snapshot with a number below 0
+    is not published: the last one stays, and the log says it once.
     """
 
-    kv_used_blocks: int
-    kv_total_blocks: int
-    gpu_cache_usage: float  # 0 .. 1
-    dp_rank: int
-    kv_cache_hit_rate: float | None = None  # 0 .. 1
-    num_waiting_tokens: int = 0  # of prompts, that no step has computed yet
-    num_decodes: int = 0  # sequences past their prompt
-    decode_context: int = 0  # tokens of these
+    kv_used_blocks: Count
+    kv_total_blocks: Count
+    gpu_cache_usage: Amount  # 0 .. 1
+    dp_rank: Count
+    kv_cache_hit_rate: Amount | None = None  # 0 .. 1
+    num_waiting_tokens: Count = 0  # of prompts, that no step has computed yet
+    num_decodes: Count = 0  # sequences past their prompt
+    decode_context: Count = 0  # tokens of these
     step_costs: StepCosts | None = None

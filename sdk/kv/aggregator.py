@@ -6,13 +6,11 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
-import msgspec
-
 from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.context import RequestContext
+from tandem.runtime.decoding import RefusalLog, decoder
 from tandem.runtime.discovery import watch_endpoint
-from tandem.runtime.errors import TandemError
-from tandem.runtime.messages import DECODE_ERRORS
+from tandem.runtime.errors import ProtocolError, TandemError
 from tandem.runtime.tasks import cancel
 from tandem.sdk.kv.metrics import METRICS_ENDPOINT, KvMetrics, metrics_subject
 from tandem.sdk.worker.distributed_runtime import Component
@@ -22,7 +20,8 @@ logger = logging.getLogger(__name__)
 
 _STALE_S = 3.0  # after this long without a report a worker is asked
 _ASK_TIMEOUT_S = 1.0
-_decode_metrics = msgspec.msgpack.Decoder(KvMetrics).decode
+_decode_metrics = decoder(KvMetrics)
+_refusals = RefusalLog(logger, "the metrics")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +81,8 @@ class KvMetricsAggregator:
     def _on_metrics(self, subject: str, payload: bytes) -> None:
         try:
             metrics = _decode_metrics(payload)
-        except DECODE_ERRORS as error:
-            logger.warning("dropped the metrics on %s: %s", subject, error)
+        except ProtocolError as error:
+            _refusals.note(subject, error)
             return
         if metrics.worker_id in self._view.items:
             self._latest[metrics.worker_id] = (time.perf_counter(), metrics)
@@ -95,6 +94,6 @@ class KvMetricsAggregator:
                     instance.address, str(self._address), encode_call(None), context
                 )
             self._latest[instance.instance_id] = (time.perf_counter(), _decode_metrics(answer))
-        except (TandemError, *DECODE_ERRORS) as error:
+        except TandemError as error:
             self._latest.pop(instance.instance_id, None)
             logger.info("no metrics of %s: %s", instance.instance_id, error)

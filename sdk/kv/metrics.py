@@ -6,10 +6,11 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from tandem.runtime.bounds import MAX_COUNT, Amount, Count, Message, Name
 from tandem.runtime.cluster_messages import LoadReport
 from tandem.runtime.errors import InvalidRequestError, UnavailableError
 from tandem.runtime.events import load_subject
-from tandem.runtime.messages import Message, encode
+from tandem.runtime.messages import encode
 from tandem.runtime.tasks import cancel
 from tandem.sdk.worker.changes import Changes
 from tandem.sdk.worker.distributed_runtime import Component, Endpoint
@@ -23,14 +24,14 @@ _PAUSE_S = 0.01
 class KvMetrics(Message, frozen=True, tag=False, omit_defaults=False):
     """One worker's load; `worker_id` is an instance id for `Client.direct`."""
 
-    worker_id: str
-    request_active_slots: int = 0
-    request_total_slots: int = 0
-    kv_active_blocks: int = 0
-    kv_total_blocks: int = 0
-    num_requests_waiting: int = 0
-    gpu_cache_usage_perc: float = 0.0  # 0 .. 1
-    gpu_prefix_cache_hit_rate: float = 0.0  # 0 .. 1
+    worker_id: Name
+    request_active_slots: Count = 0
+    request_total_slots: Count = 0
+    kv_active_blocks: Count = 0
+    kv_total_blocks: Count = 0
+    num_requests_waiting: Count = 0
+    gpu_cache_usage_perc: Amount = 0.0  # 0 .. 1
+    gpu_prefix_cache_hit_rate: Amount = 0.0  # 0 .. 1
 
 
 def metrics_subject(component: Component, instance_id: str = "*") -> str:
@@ -126,7 +127,7 @@ class KvMetricsPublisher(MetricsSource):
     ) -> None:
         """Publish the worker's current load, from any thread, at any rate. Does not wait.
 
-        Raise InvalidRequestError naming an argument that is not a number from 0 up.
+        Raise InvalidRequestError naming an argument that is not a number from 0 up, or has no end.
         """
         numbers = (
             request_active_slots,
@@ -139,7 +140,7 @@ class KvMetricsPublisher(MetricsSource):
         )
         for name, value in zip(KvMetrics.__struct_fields__[1:], numbers, strict=True):
             kind = (int, float) if name.startswith("gpu_") else (int,)
-            if not isinstance(value, kind) or not value >= 0:
+            if not isinstance(value, kind) or not 0 <= value <= MAX_COUNT:
                 raise InvalidRequestError(
                     f"{name}: {value!r} is not a number from 0 up", param=name
                 )
@@ -161,11 +162,11 @@ class WorkerMetricsPublisher(MetricsSource):
     ) -> None:
         """Publish a rank's blocks: those of running requests or, if given, all in use."""
         used = active_decode_blocks if kv_used_blocks is None else kv_used_blocks
-        if used is None or used < 0:
+        if used is None or not 0 <= used <= MAX_COUNT:
             name = "kv_used_blocks" if kv_used_blocks is not None else "active_decode_blocks"
             raise InvalidRequestError(f"{name}: {used!r} is not a number from 0 up", param=name)
         self._used_blocks[dp_rank or 0] = used
-        total = sum(self._used_blocks.values())
+        total = min(sum(self._used_blocks.values()), MAX_COUNT)
         self._changed(lambda worker_id: KvMetrics(worker_id, kv_active_blocks=total))
 
 

@@ -12,11 +12,10 @@ Fields at the end may be missing, and newer ones are ignored.
 import logging
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import msgspec
-
-from tandem.runtime.errors import ConfigError, InvalidRequestError
+from tandem.runtime.bounds import Count, Id, Integer, Many, Message, Name, Real, TokenId, Value
+from tandem.runtime.decoding import decoder
+from tandem.runtime.errors import ConfigError, InvalidRequestError, ProtocolError
 from tandem.runtime.extras import install_command
-from tandem.runtime.messages import DECODE_ERRORS
 from tandem.runtime.tasks import cancel, keep_running
 from tandem.sdk.kv.events import KvEventPublisher
 
@@ -29,27 +28,27 @@ _MAX_QUEUED_MESSAGES = 100_000
 _DEVICE = (None, "GPU")  # prompts are matched with blocks in GPU memory only
 
 
-class BlockStored(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class BlockStored(Message, frozen=True, array_like=True, tag=True):
     """The filled blocks of one chain."""
 
-    block_hashes: list[int | bytes]
-    parent_block_hash: int | bytes | None
-    token_ids: list[int]
-    block_size: int
-    lora_id: int | None = None
-    medium: str | None = None
-    lora_name: str | None = None
-    extra_keys: list[Any] | None = None  # hashed beside the tokens, by block
+    block_hashes: Many[Integer | Id]
+    parent_block_hash: Integer | Id | None
+    token_ids: Many[TokenId]
+    block_size: Count
+    lora_id: Integer | None = None
+    medium: Name | None = None
+    lora_name: Name | None = None
+    extra_keys: Many[Value] | None = None  # hashed beside the tokens, by block
 
 
-class BlockRemoved(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class BlockRemoved(Message, frozen=True, array_like=True, tag=True):
     """Blocks removed from the cache."""
 
-    block_hashes: list[int | bytes]
-    medium: str | None = None
+    block_hashes: Many[Integer | Id]
+    medium: Name | None = None
 
 
-class AllBlocksCleared(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class AllBlocksCleared(Message, frozen=True, array_like=True, tag=True):
     """The removal of all blocks."""
 
 
@@ -68,26 +67,22 @@ class AllBlocksClearedMap(AllBlocksCleared, frozen=True, array_like=False, tag="
 Event = TypeVar("Event")
 
 
-class EventBatch(msgspec.Struct, Generic[Event], frozen=True, array_like=True):
+class EventBatch(Message, Generic[Event], frozen=True, array_like=True, tag=False):
     """The events of one message, in order."""
 
-    timestamp: float
-    events: list[Event]
-    rank: int | None = None
+    timestamp: Real
+    events: Many[Event]
+    rank: Integer | None = None
 
 
-_decode_arrays = msgspec.msgpack.Decoder(
-    EventBatch[BlockStored | BlockRemoved | AllBlocksCleared]
-).decode
-_decode_maps = msgspec.msgpack.Decoder(
-    EventBatch[BlockStoredMap | BlockRemovedMap | AllBlocksClearedMap]
-).decode
+_decode_arrays = decoder(EventBatch[BlockStored | BlockRemoved | AllBlocksCleared])
+_decode_maps = decoder(EventBatch[BlockStoredMap | BlockRemovedMap | AllBlocksClearedMap])
 
 
 def _decode_batch(payload: bytes) -> EventBatch[Any]:
     try:
         return _decode_arrays(payload)
-    except msgspec.ValidationError:
+    except ProtocolError:
         return _decode_maps(payload)
 
 
@@ -117,7 +112,7 @@ class ZmqListener:
             _topic, number, payload = frames
             sequence = int.from_bytes(number, "big")
             batch = _decode_batch(payload)
-        except (ValueError, *DECODE_ERRORS) as error:
+        except (ValueError, ProtocolError) as error:
             self._lost(f"a message is not a batch of KV events: {error}")
             self._expected = None
             return

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from tandem.runtime.cluster_messages import AnswerRules, ModelCard
-from tandem.runtime.discovery import model_key
-from tandem.runtime.errors import ConfigError
+from tandem.runtime.discovery import decode_card, model_key
+from tandem.runtime.errors import ConfigError, ProtocolError
 from tandem.sdk.worker.distributed_runtime import Endpoint
 from tandem.sdk.worker.model_folders import (
     CONTEXT_KEYS,
@@ -80,6 +80,11 @@ class ModelRegistration:
             record = msgspec.json.encode(card)
         except (TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"user_data is not JSON: {error}", param="user_data") from error
+        try:
+            decode_card(record)
+        except ProtocolError as error:
+            reason = f"no frontend takes this model: {error}"
+            raise ConfigError(reason, param=error.param) from error
         runtime = self.endpoint.runtime
         key = model_key(runtime.config.namespace, card.name, runtime.instance_id)
         await runtime.put(key, record)

@@ -12,23 +12,23 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-import msgspec
-
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.context import RequestContext
-from tandem.runtime.errors import ConfigError, IncompleteError, ProtocolError
+from tandem.runtime.decoding import Decode, decode_value, decoder
+from tandem.runtime.errors import ConfigError, IncompleteError, InvalidRequestError
 from tandem.runtime.messages import Call, GenerateRequest, TextRequest
 from tandem.runtime.plane.server import RequestServer, Responder
 from tandem.sdk.worker.context import Context
 from tandem.sdk.worker.endpoint_metrics import EndpointCounts
 from tandem.sdk.worker.text_requests import TextCodec
 from tandem.sdk.worker.token_requests import TokenCodec
-from tandem.sdk.worker.values import decode_value, encode_value, request_reader
+from tandem.sdk.worker.values import encode_value, request_reader
 
 logger = logging.getLogger(__name__)
 
 GIVE_UP_S = 1.0  # for cancelled handlers, before the process continues without them
-_REQUEST = msgspec.msgpack.Decoder(Call | GenerateRequest | TextRequest)
+_Request = Call | GenerateRequest | TextRequest
+_decode_request: Decode[_Request] = decoder(_Request, InvalidRequestError)
 
 # `async def handler(request)` or `(request, context)`, a generator or a coroutine
 RequestHandler = Callable[..., Any]
@@ -52,7 +52,7 @@ class CallCodec:
     """Any value in, any values out."""
 
     def __init__(self, message: Call) -> None:
-        self.request = decode_value(memoryview(message.data))
+        self.request = decode_value(memoryview(message.data), InvalidRequestError)
         self.encode = encode_value
 
     def end(self) -> bytes | None:
@@ -60,11 +60,8 @@ class CallCodec:
 
 
 def codec_for(payload: bytes) -> RequestCodec:
-    """Return the codec of a stream's first payload. Raise ProtocolError unless it is a request."""
-    try:
-        message = _REQUEST.decode(payload)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise ProtocolError(f"not a request: {error}") from error
+    """Return the codec of a stream's payload. Raise InvalidRequestError unless it is a request."""
+    message = _decode_request(payload)
     if isinstance(message, Call):
         return CallCodec(message)
     if isinstance(message, GenerateRequest):

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel
 
+from tandem.runtime.decoding import decode_json
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.messages import TextRequest
 from tandem.sdk.worker.token_requests import finish_reason
@@ -24,10 +25,7 @@ class TextCodec:
     __slots__ = ("_is_chat", "request")
 
     def __init__(self, message: TextRequest) -> None:
-        try:
-            self.request: Any = msgspec.json.decode(message.body)
-        except msgspec.DecodeError as error:
-            raise InvalidRequestError(f"the body is not JSON: {error}") from error
+        self.request: Any = decode_json(message.body, InvalidRequestError)
         self._is_chat = message.kind == "chat"
 
     def encode(self, item: Any) -> bytes:

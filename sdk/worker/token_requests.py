@@ -3,6 +3,7 @@
 `serving.py` makes one TokenCodec per request.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +29,8 @@ FINISH_REASONS: dict[str, FinishReason] = {
     **dict.fromkeys(("cancelled", "canceled", "cancel", "abort", "aborted"), "cancelled"),
     "error": "error",
 }
+
+LEAST_LOGPROB = -9999.0
 
 
 class TokenCodec:
@@ -124,7 +127,7 @@ def token_delta(chunk: dict[str, Any], num_top_logprobs: int | None) -> TokenDel
     if reason is None:
         return TokenDelta(token_ids, logprobs=logprobs, prefill=prefill)
     stop_token_id = chunk.get("stop_reason")
-    if type(stop_token_id) is not int:
+    if type(stop_token_id) is not int or not 0 <= stop_token_id < 2**32:
         stop_token_id = None
     elif token_ids and token_ids[-1] == stop_token_id:
         # It ended the answer and is no part of its text.
@@ -171,8 +174,8 @@ def _token_ids(values: Any) -> list[int]:
 
 def _prefill(value: Any) -> PrefillReport | None:
     try:
-        return msgspec.convert(value, PrefillReport | None)
-    except msgspec.ValidationError as error:
+        return msgspec.convert(msgspec.to_builtins(value), PrefillReport | None)
+    except (msgspec.ValidationError, TypeError) as error:
         raise ValueError(f"`prefill` is no report of a prompt's place: {error}") from error
 
 
@@ -187,14 +190,22 @@ def _logprobs(chunk: dict[str, Any], num_tokens: int, num_top: int) -> list[Toke
     if len(top) != num_tokens:
         raise ValueError(f"`top_logprobs` has {len(top)} entries for {num_tokens} tokens")
     return [
-        TokenLogprobs(float(value), _best(alternatives or (), num_top))
+        TokenLogprobs(_logprob(value), _best(alternatives or (), num_top))
         for value, alternatives in zip(chosen, top, strict=True)
     ]
 
 
+def _logprob(value: Any) -> float:
+    """Return a log probability, where that of a token that was excluded is minus infinity."""
+    number = max(float(value), LEAST_LOGPROB)
+    if not number < math.inf:
+        raise ValueError(f"a log probability is {value!r}")
+    return number
+
+
 def _best(alternatives: Sequence[dict[str, Any]], num_top: int) -> list[tuple[int, float]]:
     try:
-        pairs = [(int(each["token_id"]), float(each["logprob"])) for each in alternatives]
+        pairs = [(int(each["token_id"]), _logprob(each["logprob"])) for each in alternatives]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"`top_logprobs` needs `token_id` and `logprob`: {error!r}") from error
     return sorted(pairs, key=lambda pair: -pair[1])[:num_top]

@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 import msgspec
 from pydantic import BaseModel, ValidationError
 
-from tandem.runtime.errors import InvalidRequestError, ProtocolError
+from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.messages import Call
 
 
@@ -21,20 +21,11 @@ def as_plain(value: object) -> object:
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=as_plain)
-_DECODER: "msgspec.msgpack.Decoder[Any]" = msgspec.msgpack.Decoder()
 
 
 def encode_value(value: object) -> bytes:
     """Return a value in msgpack. Raise TypeError or OverflowError if it cannot be sent."""
     return _ENCODER.encode(value)
-
-
-def decode_value(data: bytes | memoryview) -> Any:
-    """Invert `encode_value`, as plain values. Raise ProtocolError."""
-    try:
-        return _DECODER.decode(data)
-    except msgspec.DecodeError as error:
-        raise ProtocolError(f"not a value in msgpack: {error}") from error
 
 
 def encode_call(value: object) -> bytes:

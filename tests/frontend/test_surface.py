@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from tandem.frontend.config import FrontendConfig
@@ -16,6 +17,9 @@ from tandem.runtime.events import MemoryEvents, kv_subject, load_subject
 from tandem.runtime.messages import encode
 from tests.frontend.frontend_stack import MODEL, Stack, model_files, token_ids
 from tests.services import eventually
+
+NO_NUMBERS = ("instance_id", "epoch", "role", "costs")
+LOAD_NUMBERS = [name for name in LoadReport.__struct_fields__ if name not in NO_NUMBERS]
 
 
 async def test_health_follows_the_workers() -> None:
@@ -257,6 +261,36 @@ async def test_malformed_records_and_events_are_passed_over(stack: Stack) -> Non
     events.publish(kv_subject("tandem", stack.worker.instance_id), b"\xc1")
     events.publish(load_subject("tandem", stack.worker.instance_id), b"\xc1")
     assert (await stack.chat()).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"num_decodes": 1, "decode_context": -(10**12)},
+        dict.fromkeys(LOAD_NUMBERS, -(10**12)),
+        dict.fromkeys(LOAD_NUMBERS, 2**62),
+        dict.fromkeys(LOAD_NUMBERS, 0),
+        {"costs": StepCosts((0.0,) * 3, (0.0,) * 3, 0.0, 1, 1, has_target=True)},
+    ],
+    ids=["negative", "all negative", "huge", "zeros", "free"],
+)
+async def test_a_worker_that_lies_about_its_load_fails_no_request(
+    lie: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    costs = StepCosts((0.01, 0.001, 0.0), (0.002, 0.001, 0.0), 0.1, 2048, 512)
+    async with Stack(num_workers=3) as stack:
+        events = MemoryEvents(stack.listeners)
+        await events.start()
+        for number in range(40):
+            for worker in stack.workers:
+                name = worker.instance_id
+                load = LoadReport(name, "e", "both", 1, 0, 40, 9, 5, 0, 1, 99, costs=costs)
+                if worker is stack.workers[0]:
+                    load = msgspec.structs.replace(load, **lie)
+                events.publish(load_subject("tandem", name), encode(load))
+            prompt = token_ids("the world" + " x" * (number % 9))
+            assert (await stack.complete(prompt=prompt, max_tokens=9)).status_code == 200
+    assert [each for each in caplog.records if each.levelname == "ERROR"] == []
 
 
 async def test_the_choice_of_a_worker_shows_its_prediction() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tandem.prefill.job import GIVE_WAY_DELAY_S
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.handoff_messages import ClaimRefused
+from tandem.runtime.handoff_messages import ClaimAnswer, Claimed, ClaimRefused
 from tandem.runtime.lifecycle import State
 from tandem.runtime.messages import SamplingParams, StopConditions, encode, pack_tokens
 from tandem.transfer.handoff import claimant
@@ -379,18 +379,36 @@ async def test_a_grant_with_a_bad_number_is_given_up_and_no_other(
     assert offer.first is None and stage.landed(offer) == []
 
 
-async def test_poison_is_tried_a_few_times_then_dead_and_the_worker_lives(stage: Stage) -> None:
-    queue = stage.peer.queue
+async def test_poison_is_tried_a_few_times_then_dead_and_the_worker_lives(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("CRITICAL")
+    queue, decode = stage.peer.queue, claimant._decode_answer
     await queue._jetstream.publish(f"{queue._names.subject}.1", b"no job at all")
     offer = stage.prepare(fresh_prompt(21))
-    changed(offer, cache_salt=5)  # decodes as no answer to a claim
+
+    def poisoned(answer: bytes | memoryview) -> ClaimAnswer:
+        if isinstance(offer.answer, Claimed) and offer.answer.secret in bytes(answer):
+            raise RuntimeError("the end of any worker that begins this ticket")
+        return decode(answer)
+
+    monkeypatch.setattr(claimant, "_decode_answer", poisoned)
     offer.may_answer.set()
     await queue.publish(offer.job)
     await stage.text(await stage.offer(fresh_prompt(22)))
     while (await queue.depth()).num_dead < 2:
         await asyncio.sleep(0.05)
-    assert len(offer.claims) == len(offer.settled) == stage.queue_config.max_deliver
-    assert all(settled.error for settled in offer.settled)
+    assert len(offer.claims) == stage.queue_config.max_deliver
+
+
+async def test_a_malformed_answer_to_a_claim_ends_the_ticket(stage: Stage) -> None:
+    offer = stage.prepare(fresh_prompt(21))
+    changed(offer, cache_salt=5)
+    await stage.publish(offer)
+    await eventually(lambda: bool(offer.settled))
+    assert "cache_salt" in offer.settled[0].error
+    await stage.text(await stage.offer(fresh_prompt(22)))
+    assert len(offer.claims) == len(offer.settled) == 1
 
 
 # ---- drain, and a lost queue -------------------------------------------------------------------

@@ -8,7 +8,7 @@ import msgspec
 import nats.js.errors
 import pytest
 
-from tandem.queue import pull
+from tandem.queue import jetstream, pull
 from tandem.queue.config import QueueConfig
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.queue.prefill_queue import PrefillQueue, QueueDepth
@@ -149,7 +149,7 @@ async def test_work_in_progress_is_not_given_to_anyone_else(
             await delivery.in_progress()
             assert await queue.receive(1, 0.1) == []
         await delivery.ack()
-        await delivery.nak()
+        await delivery.give_back()
         assert await queue.receive(1, 0.2) == []
 
 
@@ -157,11 +157,91 @@ async def test_a_refused_job_comes_again_after_its_delay(queue: PrefillQueue) ->
     await queue.publish(job())
     [delivery] = await queue.receive(1, SOON_S)
     start = time.perf_counter()
-    await delivery.nak(0.2)
+    await delivery.give_back(0.2)
     [delivery] = await queue.receive(1, SOON_S)
     assert time.perf_counter() - start >= 0.19
     await delivery.ack()
     await depth_becomes(queue, num_jobs=0, num_in_progress=0, num_dead=0)
+
+
+async def test_a_job_may_be_given_back_more_often_than_it_may_be_lost(
+    connection: NatsConnection,
+) -> None:
+    config = CONFIG.model_copy(update={"max_deliver": 2})
+    async with at_broker(connection, config=config) as queue:
+        await queue.publish(sent := job())
+        for number in range(40):
+            [delivery] = await queue.receive(1, SOON_S)
+            assert delivery.job == msgspec.structs.replace(sent, num_returns=number)
+            assert delivery.num_deliveries == 1
+            await delivery.give_back()
+            await delivery.give_back()
+        [delivery] = await queue.receive(1, SOON_S)
+        await delivery.ack()
+        await depth_becomes(queue, num_jobs=0, num_tokens=0, num_in_progress=0, num_dead=0)
+
+
+async def test_a_job_waits_longer_with_each_return(queue: PrefillQueue) -> None:
+    await queue.publish(job())
+    start = time.perf_counter()
+    for _ in range(5):
+        [delivery] = await queue.receive(1, SOON_S)
+        await delivery.give_back(0.01)
+    [delivery] = await queue.receive(1, SOON_S)
+    assert time.perf_counter() - start >= 0.01 * (1 + 2 + 4 + 8 + 16)
+    await delivery.ack()
+
+
+async def test_deliveries_without_an_answer_count_across_returns(
+    connection: NatsConnection,
+) -> None:
+    """The first delivery is lost, the second given back, the third lost: two may be."""
+    async with at_broker(connection, config=SHORT_ACK_WAIT) as queue:
+        await queue.publish(job())
+        await queue.receive(1, SOON_S)
+        [delivery] = await queue.receive(1, SOON_S)
+        assert delivery.num_deliveries == 2
+        await delivery.give_back()
+        [delivery] = await queue.receive(1, SOON_S)
+        assert (delivery.job.num_lost, delivery.num_deliveries) == (1, 2)
+
+        async def is_dead() -> bool:
+            assert await queue.receive(1, 0.2) == []
+            return await queue.depth() == QueueDepth(0, 0, 0, 1)
+
+        await eventually(is_dead)
+
+
+async def test_a_worker_that_stops_receiving_offers_at_once_what_it_gave_back(
+    nats: NatsServer, connection: NatsConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jetstream, "_LONGEST_RETURN_S", 30.0)
+    model = os.urandom(4).hex()
+    async with (
+        connected(nats) as elsewhere,
+        at_broker(elsewhere, model) as other,
+        at_broker(connection, model) as leaving,
+    ):
+        await leaving.publish(sent := job())
+        [delivery] = await leaving.receive(1, SOON_S)
+        await delivery.give_back(30.0)
+        await leaving.stop_receiving()
+        [delivery] = await other.receive(1, SOON_S)
+        assert delivery.job == msgspec.structs.replace(sent, num_returns=1)
+        await delivery.ack()
+        await depth_becomes(other, num_jobs=0, num_in_progress=0, num_dead=0)
+
+
+async def test_a_job_that_a_full_queue_does_not_take_anew_comes_again(
+    connection: NatsConnection,
+) -> None:
+    async with at_broker(connection, config=QueueConfig(max_jobs=1)) as queue:
+        await queue.publish(sent := job())
+        [delivery] = await queue.receive(1, SOON_S)
+        await delivery.give_back(0.01)
+        [delivery] = await queue.receive(1, SOON_S)
+        assert delivery.job == sent and delivery.num_deliveries == 2
+        await delivery.ack()
 
 
 async def test_depth_counts_jobs_and_the_uncached_tokens_of_all_unfinished_ones(

@@ -35,7 +35,7 @@ async def test_a_level_is_in_force_until_it_is_unset(
     assert "log_format is refused" in caplog.text and "log_format is now" not in caplog.text
     await discovery.put_config(config_key("t", KEY), b'"debug"')
     assert level() == logging.DEBUG
-    for bad in (b'"loud"', b"{", b"10", b"null"):
+    for bad in (b'"loud"', b"{", b"10", b"null", b"[" * 100_000, b"[" * 99 + b"]" * 99, b"\xff"):
         await discovery.put_config(config_key("t", KEY), bad)
         assert level() == logging.DEBUG
     await discovery.put_config(config_key("t", KEY, "org/a model"), b'"error"')

@@ -5,9 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from tandem.runtime.errors import InvalidRequestError
+from tandem.runtime.decoding import decoder
+from tandem.runtime.errors import InvalidRequestError, ProtocolError
 from tandem.runtime.handoff_messages import Claimed
 from tandem.runtime.messages import (
+    LARGEST_GRAMMAR_BYTES,
     GenerateRequest,
     Grammar,
     SamplingParams,
@@ -16,13 +18,13 @@ from tandem.runtime.messages import (
     pack_tokens,
 )
 from tandem.runtime.request_bounds import (
-    LARGEST_GRAMMAR_BYTES,
     LARGEST_PROMPT_LOGPROBS,
     check_token_id,
     checked_token_ids,
 )
 
 VOCAB_SIZE = 100
+decode_request = decoder(GenerateRequest, InvalidRequestError)
 NAN, INF = float("nan"), float("inf")
 
 
@@ -38,7 +40,7 @@ def request(
         stop=StopConditions(**{"max_tokens": 9, **(stop or {})}),
         deadline_ms=1000,
     )
-    return msgspec.msgpack.decode(encode(sent), type=GenerateRequest)
+    return decode_request(encode(sent))
 
 
 @pytest.mark.parametrize(
@@ -120,8 +122,8 @@ def test_a_grant_is_checked_like_a_request() -> None:
     grant = Claimed(bytes(16), 1000, pack_tokens([4, 5]), SamplingParams(), [], [])
     assert checked_token_ids(grant, VOCAB_SIZE) == [4, 5]
     bad = msgspec.structs.replace(grant, sampling=SamplingParams(repetition_penalty=1e-40))
-    with pytest.raises(InvalidRequestError, match="repetition_penalty"):
-        checked_token_ids(bad, VOCAB_SIZE)
+    with pytest.raises(ProtocolError, match="repetition_penalty"):
+        decoder(Claimed)(encode(bad))
 
 
 def test_a_grammar_is_bounded_in_bytes() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tandem.runtime import trace
 from tandem.runtime.address import new_id
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ConfigError
@@ -14,6 +15,7 @@ from tandem.runtime.span_record import SpanRecord, SpanRole
 from tandem.runtime.timeline import Stage
 from tandem.runtime.trace import MAX_PENDING_BYTES, TraceFile, trace_path
 from tests.runtime.timelines import aged
+from tests.services import eventually
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 HEADERS = {"traceparent": f"00-{TRACE_ID}-00f067aa0ba902b7-01"}
@@ -38,6 +40,11 @@ def ended(
 def events_in(path: Path) -> list[Event]:
     found: list[Event] = json.loads(path.read_text())
     return found
+
+
+def sizes(folder: Path) -> dict[Path, int]:
+    """Bytes of each file."""
+    return {path: path.stat().st_size for path in folder.iterdir()}
 
 
 def slices(events: list[Event]) -> dict[str, float]:
@@ -129,6 +136,26 @@ async def test_a_full_disk_ends_the_trace_and_nothing_else(
             trace.record(ended())
     assert trace.num_dropped == 3
     assert "ends here" in caplog.text and "3 requests are missing" in caplog.text
+
+
+async def test_a_full_file_is_put_aside_once_and_a_new_one_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace, "MAX_FILE_BYTES", 5000)
+    monkeypatch.setattr(trace, "FLUSH_INTERVAL_S", 0.01)
+    async with TraceFile(str(tmp_path / "t.json"), "decode", new_id()) as traced:
+        assert traced.path is not None
+        before = trace.before_path(traced.path)
+        for number in range(30):
+            traced.record(ended(f"r-{number}"))
+            await eventually(lambda: not traced._pending)
+    files = sizes(tmp_path)
+    assert files.keys() == {traced.path, before}
+    assert max(files.values()) < 10_000
+    rows = [each["args"]["name"] for path in (before, traced.path) for each in events_in(path)
+            if each["name"] == "thread_name"]  # fmt: skip
+    assert rows == [f"r-{number}" for number in range(30 - len(rows), 30)]
+    assert [events_in(path)[0]["name"] for path in files] == ["process_name"] * 2
 
 
 async def test_a_disk_that_does_not_keep_up_costs_a_bounded_buffer(tmp_path: Path) -> None:

@@ -76,5 +76,5 @@ async def test_a_duration_out_of_bounds_is_named(pair: Pair, duration_ms: int) -
 
 
 async def test_an_unknown_command_is_named(pair: Pair) -> None:
-    with pytest.raises(InvalidRequestError, match=r"control: .*name"):
+    with pytest.raises(InvalidRequestError, match=r"malformed WorkerControl: .*name"):
         await send(pair, pair.one, "explode")  # type: ignore[arg-type]

@@ -5,14 +5,14 @@ import contextlib
 import logging
 import secrets
 
-import msgspec
-
+from tandem.runtime.bounds import MAX_TEXT
 from tandem.runtime.cluster_messages import TransferMetadata
 from tandem.runtime.context import RequestContext
+from tandem.runtime.decoding import Decode, decoder
 from tandem.runtime.discovery import TypedView
 from tandem.runtime.errors import DeadlineError, NotFoundError, TandemError, TransferError
 from tandem.runtime.handoff_messages import Claim, ClaimAnswer, FirstToken, PrefillJob, Settled
-from tandem.runtime.messages import DECODE_ERRORS, encode
+from tandem.runtime.messages import encode
 from tandem.runtime.node import Node
 from tandem.runtime.plane.response_stream import ResponseStream
 from tandem.runtime.printable import short
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 SETTLE_TIMEOUT_S = 5.0
 PEER_WAIT_S = 0.5  # less than a decode worker waits for a claim
 CLAIM_TIMEOUT_S = 2.0  # for the answer, which a decode worker has at once
-_CLAIM_ANSWER = msgspec.msgpack.Decoder(ClaimAnswer)
+_decode_answer: Decode[ClaimAnswer] = decoder(ClaimAnswer)
 
 
 class Claimant:
@@ -76,9 +76,8 @@ class Claimant:
         """Return the answer to the claim. Settle if none can be read in time."""
         try:
             async with asyncio.timeout(CLAIM_TIMEOUT_S):
-                answer: ClaimAnswer = _CLAIM_ANSWER.decode(await anext(stream, b""))
-            return answer
-        except (TandemError, TimeoutError, *DECODE_ERRORS) as error:
+                return _decode_answer(await anext(stream, b""))
+        except (TandemError, TimeoutError) as error:
             # The claim may have been granted: without this the lease would have to run out.
             reason = str(error) or f"no answer to the claim within {CLAIM_TIMEOUT_S:g} s"
             await self.settle_unwritten(reason)
@@ -89,8 +88,8 @@ class Claimant:
 
     async def settle_unwritten(self, reason: str) -> None:
         """Tell the decode worker that nothing was written, and why."""
-        ticket = self._ticket
-        await self.settle(Settled(ticket.handoff_id, ticket.attempt, 0, 0, reason, run=self.run_id))
+        ticket, why = self._ticket, reason[:MAX_TEXT]
+        await self.settle(Settled(ticket.handoff_id, ticket.attempt, 0, 0, why, run=self.run_id))
 
     async def settle(self, settled: Settled, notice: bytes | None = None) -> None:
         """Tell the decode worker that nothing can land any more.

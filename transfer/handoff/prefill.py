@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tandem.runtime.bounds import MAX_TEXT
 from tandem.runtime.handoff_messages import Claimed, Settled
 from tandem.transfer.handoff.landed import Landed, SettledNotice, encode_landed, encode_settled
 from tandem.transfer.layout import RankPair
@@ -146,7 +147,7 @@ class PrefillHandoff:
             self.attempt,
             self.num_completed,
             self.num_failed,
-            self.error,
+            self.error[:MAX_TEXT],
             list(self._notices),
             timeline_ms or {},
             self.run,

@@ -9,10 +9,9 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Generic, TypeVar
 
-import msgspec
-
 from tandem.runtime.context import RequestContext
-from tandem.runtime.errors import ServiceError
+from tandem.runtime.decoding import decoder
+from tandem.runtime.errors import InvalidRequestError, ServiceError
 from tandem.runtime.handoff_messages import (
     Ack,
     Claim,
@@ -35,6 +34,10 @@ from tandem.transfer.handoff.receiver import HandoffReceiver
 from tandem.transfer.peers import PeerHealth
 
 logger = logging.getLogger(__name__)
+
+decode_claim = decoder(Claim, InvalidRequestError)
+_decode_settled = decoder(Settled, InvalidRequestError)
+_decode_prefix_request = decoder(PrefixRequest, InvalidRequestError)
 
 Receiver = TypeVar("Receiver", bound=HandoffReceiver)
 
@@ -168,7 +171,7 @@ class OpenHandoffs(Generic[Receiver]):
 
     async def _on_claim(self, payload: bytes, context: RequestContext, answer: Responder) -> None:
         """Answer a claim; the stream of a granted one stays open until the handoff has ended."""
-        claim = msgspec.msgpack.decode(payload, type=Claim)
+        claim = decode_claim(payload)
         receiver = self.find(claim.handoff_id)
         if receiver is None:
             answer.send(encode(ClaimRefused("unknown")))
@@ -191,7 +194,7 @@ class OpenHandoffs(Generic[Receiver]):
         return False
 
     async def _on_settled(self, payload: bytes, context: RequestContext, answer: Responder) -> None:
-        settled = msgspec.msgpack.decode(payload, type=Settled)
+        settled = _decode_settled(payload)
         if (receiver := self.find(settled.handoff_id)) is not None:
             receiver.settled(settled)
         answer.send(encode(Ack()))
@@ -199,7 +202,7 @@ class OpenHandoffs(Generic[Receiver]):
     async def _on_prefix_blocks(
         self, payload: bytes, context: RequestContext, answer: Responder
     ) -> None:
-        request = msgspec.msgpack.decode(payload, type=PrefixRequest)
+        request = _decode_prefix_request(payload)
         receiver = self.find(request.handoff_id)
         blocks = PrefixBlocks() if receiver is None else await receiver.prefix_blocks(request)
         answer.send(encode(blocks))

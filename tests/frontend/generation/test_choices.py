@@ -49,7 +49,7 @@ async def echo_prompt(
 
 def two_tokens_with_logprobs() -> Script:
     first, second = token_ids("a") + token_ids("b")
-    top = [(first, -0.25), (second, float("-inf"))]
+    top = [(first, -0.25), (second, -9999.0)]
     return sending(
         TokenDelta([first], logprobs=[TokenLogprobs(-0.25, top)]),
         TokenDelta([second], finish_reason="length", logprobs=[TokenLogprobs(-1.5, [])]),

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tandem.runtime.bounds import MAX_TEXT
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import (
@@ -177,7 +178,7 @@ async def test_an_unknown_endpoint_is_not_found(
     with pytest.raises(UnavailableError, match="'nope'"):
         await client.call(server.address, "nope", b"", RequestContext())
     with pytest.raises(UnavailableError) as caught:
-        await client.call(server.address, "n" * 1_000_000, b"", RequestContext())
+        await client.call(server.address, "n" * MAX_TEXT, b"", RequestContext())
     assert len(caught.value.message) < 128
 
 

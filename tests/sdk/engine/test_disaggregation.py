@@ -1,5 +1,9 @@
 """Prefill and decode engines, each with a worker of its own."""
 
+import math
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from tandem.launch.status import read_cluster
@@ -207,13 +211,29 @@ async def test_a_prefill_engine_is_not_asked_for_a_prompt_beyond_its_context(
             assert len(long.requests) == 4 and len(short.requests) == 1
 
 
-def test_step_costs_that_no_step_can_have_are_refused() -> None:
+HONEST = ComponentSnapshot(1, 8, 0.1, 0, num_waiting_tokens=5, num_decodes=2, decode_context=9)
+BAD_COSTS = StepCosts((0.0, -1.0, 0.0), (0.0, 0.0, 0.0), 0.1, 4096, 512)
+BAD_NUMBERS: list[tuple[str, Any]] = [
+    *((name, -1) for name in vars(HONEST) if name not in ("kv_cache_hit_rate", "step_costs")),
+    *((name, 2**64) for name in ("kv_used_blocks", "num_waiting_tokens", "decode_context")),
+    *((name, math.nan) for name in ("gpu_cache_usage", "kv_cache_hit_rate")),
+    ("num_decodes", 0.5),
+    ("step_costs", BAD_COSTS),
+]
+
+
+@pytest.mark.parametrize(("field", "number"), BAD_NUMBERS, ids=str)
+def test_a_number_that_no_engine_can_have_is_not_published_and_logged_once(
+    field: str, number: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     labels = dict.fromkeys(ENGINE_LABELS, "")
     publisher = SnapshotPublisher(EngineGauges(labels), [0], lambda: None)
-    costs = StepCosts((0.0, -1.0, 0.0), (0.0, 0.0, 0.0), 0.1, 4096, 512)
-    with pytest.raises(ValueError, match=r"decode_s\[1\]"):
-        publisher.publish(0, ComponentSnapshot(1, 8, 0.1, 0, step_costs=costs))
-    assert not publisher.latest
+    publisher.publish(0, HONEST)
+    for _ in range(3):
+        publisher.publish(0, replace(HONEST, **{field: number}))
+    assert publisher.latest == {0: HONEST}
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert field in caplog.text
 
 
 async def test_status_shows_prefill_engines_beside_the_decode_engine(quick: RuntimeConfig) -> None:

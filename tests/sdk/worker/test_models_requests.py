@@ -1,5 +1,6 @@
 """What handlers of token and text models are given, and what they may give."""
 
+import math
 from typing import Any
 
 import msgspec
@@ -120,6 +121,8 @@ def test_logprobs_go_along_sorted_and_only_as_many_as_were_asked_for() -> None:
     assert delta(chunk, logprobs=0).logprobs == [TokenLogprobs(-0.5)]
     assert delta(chunk).logprobs is None
     assert delta(chunk | {"log_probs": [None]}, logprobs=1).logprobs is None
+    excluded = chunk | {"log_probs": [-math.inf], "top_logprobs": [[top[0] | {"logprob": -1e9}]]}
+    assert delta(excluded, logprobs=1).logprobs == [TokenLogprobs(-9999.0, [(6, -9999.0)])]
 
 
 def test_the_place_of_a_prompt_goes_along() -> None:
@@ -148,6 +151,9 @@ def test_the_token_that_ended_an_answer_is_no_part_of_it() -> None:
         ({"token_ids": [1], "index": 1}, "index"),
         ({"token_ids": [], "finish_reason": "bored"}, "finish_reason"),
         ({"token_ids": [1], "log_probs": []}, "log_probs"),
+        ({"token_ids": [1], "log_probs": [math.nan]}, "log probability"),
+        ({"token_ids": [1], "log_probs": [math.inf]}, "log probability"),
+        ({"token_ids": [1], "prefill": PrefillReport("local", "", -1)}, "num_cached_tokens"),
         ({"token_ids": [1], "log_probs": [-1], "top_logprobs": [[], []]}, "top_logprobs"),
         ({"token_ids": [1], "log_probs": [-1], "top_logprobs": [[{}]]}, "top_logprobs"),
         ("not json", "JSON"),
@@ -209,5 +215,5 @@ def test_what_is_neither_is_refused(item: Any) -> None:
 
 
 def test_a_body_that_is_not_json_is_the_callers_fault() -> None:
-    with pytest.raises(InvalidRequestError, match="not JSON"):
+    with pytest.raises(InvalidRequestError, match="malformed JSON"):
         text_codec(body=b"{")
