@@ -31,6 +31,7 @@ OWN_DECODING = {
     "frontend/bodies": "a client's body, whose parts and sizes are counted",
     "frontend/generation/plan.py": "a client's header",
     "frontend/openai": "a client's body",
+    "frontend/tokens/chat_forms.py": "a client's history",
     "frontend/responses": "a client's body, and what this frontend stored",
     "frontend/text": "a client's body, and objects of a text model, which go on to the client",
     "grammar": "a client's grammar, and the worker's own child",
