@@ -25,7 +25,12 @@ class Generations:
 
     def parse(self, kind: type[Body], raw: bytes) -> Body:
         """Return the checked request in `raw`. Raises InvalidRequestError naming the field."""
-        return parse(kind, raw, self._deps.config, self._deps.catalog.longest_context)
+        return parse(kind, raw, self._deps.config, self.longest_context)
+
+    @property
+    def longest_context(self) -> int:
+        """The most tokens of a prompt that any model takes."""
+        return self._deps.catalog.longest_context
 
     @property
     def only_model(self) -> str | None:

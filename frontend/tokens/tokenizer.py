@@ -7,11 +7,12 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from tandem.frontend.parsers.formats import reasoning_format_of, tool_format_of
+from tandem.frontend.tokens.codec import Codec
 from tandem.frontend.tokens.detokenizer import DetokenizerFactory
 from tandem.frontend.tokens.template import ChatTemplate
 from tandem.runtime.errors import InvalidRequestError, ModelError
+from tandem.runtime.native import fault_of
 
-_SHORT_CHARACTERS = 4096
 _END_OF_TEXT = "<|endoftext|>"
 
 
@@ -22,7 +23,7 @@ class ModelText:
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        self._tokenizer = _load_tokenizer(files)
+        self._tokenizer = Codec(_load_tokenizer(files))
         config = _load_json(files, "tokenizer_config.json")
         self._special_tokens = {
             name: text
@@ -72,22 +73,17 @@ class ModelText:
         text = template.render(variables, max_characters, limit_s)
         return _without_end(text, messages[-1]["content"] or "") if continues_last else text
 
-    def encode(self, text: str, *, is_chat: bool) -> list[int]:
+    def encode(self, text: str, *, is_chat: bool, param: str = "prompt") -> list[int]:
         """Return the token ids of a prompt. A rendered chat has its special tokens already.
 
-        Other threads run while a long text is tokenized: `encode_batch_fast` releases Python's
-        lock, which `encode` holds to its end.
+        Other threads run while a long text is tokenized. Raises InvalidRequestError naming `param`
+        for a text that the tokenizer cannot take.
         """
-        if len(text) <= _SHORT_CHARACTERS:
-            encoding = self._tokenizer.encode(text, add_special_tokens=not is_chat)
-        else:
-            [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=not is_chat)
-        ids: list[int] = encoding.ids
-        return ids
+        return self._tokenizer.encode(text, adds_special=not is_chat, param=param)
 
     def decode(self, token_ids: list[int]) -> str:
         """Return the text of tokens, special tokens included."""
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
+        return self._tokenizer.decode(token_ids, skips_special=False)
 
     @property
     def special_tokens(self) -> dict[str, int]:
@@ -130,8 +126,8 @@ def _load_tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
         raise ModelError("the model has no tokenizer.json")
     try:
         tokenizer = Tokenizer.from_buffer(data)
-    except Exception as error:  # the library raises plain Exception
-        raise ModelError(f"tokenizer.json: {error}") from error
+    except BaseException as error:
+        raise ModelError(f"tokenizer.json: {fault_of(error)}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
