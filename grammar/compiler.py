@@ -9,6 +9,7 @@ from pathlib import Path
 from llguidance import LLMatcher, LLTokenizer
 
 from tandem.grammar.compiled import compile_source, load_tokenizer
+from tandem.grammar.consuming import Consumer
 from tandem.grammar.matcher import GrammarMatcher, MaskThreads
 from tandem.grammar.trial import TrialProcess
 from tandem.runtime.messages import Grammar
@@ -33,6 +34,7 @@ class GrammarCompiler:
         self._compiled: OrderedDict[Grammar, Compiling] = OrderedDict()  # the latest used last
         self._thread = ThreadPoolExecutor(1, "tandem-grammar")
         self._mask_threads = MaskThreads()
+        self._consumer = Consumer(tokenizer)
 
     @classmethod
     def of_model(
@@ -59,7 +61,9 @@ class GrammarCompiler:
         within its limits, and for an answer that does not follow it.
         """
         root = await asyncio.shield(self._root(grammar))
-        matcher = GrammarMatcher(root.deep_copy(), grammar, self._vocab_size, self._mask_threads)
+        matcher = GrammarMatcher(
+            root.deep_copy(), grammar, self._vocab_size, self._mask_threads, self._consumer
+        )
         if answer:
             await asyncio.get_running_loop().run_in_executor(self._thread, matcher.replay, answer)
         matcher.begin([])
