@@ -149,17 +149,21 @@ class Worker:
         """End everything; can be called after a `startup` that failed."""
         await self._stack.aclose()
 
-    async def matcher_of(self, grammar: Grammar | None, seq: Sequence) -> Matcher | None:
+    async def matcher_of(
+        self, grammar: Grammar | None, seq: Sequence, caller: str = ""
+    ) -> Matcher | None:
         """Return the matcher of a request's grammar, which stands where the answer of `seq` does.
 
         None for a request without a grammar. Raises InvalidRequestError for a grammar that does not
-        compile within its limits, or that the answer does not follow.
+        compile within its limits, or that the answer does not follow; OverloadedError where too
+        many wait, or when those of `caller` cost too much.
         """
         if grammar is None:
             return None
         if self.grammars is None:
             raise InvalidRequestError("the model has no tokenizer for a grammar", param="grammar")
-        return await self.grammars.compile(grammar, seq.token_ids[seq.num_prompt_tokens :])
+        answer = seq.token_ids[seq.num_prompt_tokens :]
+        return await self.grammars.compile(grammar, answer, caller)
 
     # ---- roles --------------------------------------------------------------------------------
 

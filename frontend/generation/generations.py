@@ -52,7 +52,9 @@ class Generations:
         """Return the generation of a body for a model whose text is the frontend's."""
         route: Route = "chat" if isinstance(body, ChatRequest) else "completions"
         model = self.model(body.model, route, call)
-        plan = await new_plan(body, model, self.prompt_maker, call.context, call.exchange.headers)
+        plan = await new_plan(
+            body, model, self.prompt_maker, call.context, call.exchange.headers, call.owner
+        )
         if call.exchange.client is not None:
             num_tokens = most_tokens(plan)
             call.exchange.client.reserve(num_tokens)

@@ -42,6 +42,14 @@ class Choice(msgspec.Struct, frozen=True):
     request: GenerateRequest
 
 
+class _Wishes(msgspec.Struct, frozen=True):
+    """The caller, and what it asks for beside its body."""
+
+    placement: PrefillPlace | None
+    targets: Targets | None
+    caller: str  # the name of its API key, if it has one
+
+
 class Plan(msgspec.Struct, frozen=True):
     """A request that is ready to generate: each prompt `n` times, prompt by prompt."""
 
@@ -69,17 +77,18 @@ async def new_plan(
     prompt_maker: PromptMaker,
     context: RequestContext,
     headers: Mapping[bytes, bytes],
+    caller: str,
 ) -> Plan:
     """Tokenize a body and fit it to its model. Raises InvalidRequestError naming the field."""
     model = of_tokens(served)
     placement = _one_of(headers, _PREFILL_HEADER, _PLACEMENTS)
     wants_timeline = _one_of(headers, _TIMELINE_HEADER, _SWITCH) or False
-    targets = _targets(headers)
+    wishes = _Wishes(placement, _targets(headers), caller)
     prompts = await prompt_maker.prompts(body, model)
     is_chat = isinstance(body, ChatRequest)
     head = new_head(context.id, model.card.name, is_chat, body.include_usage)
     format = answer_format(body, model, prompt_maker.config, prompts[0].token_ids)
-    choices = _choices(body, model, prompts, format, context, placement, targets)
+    choices = _choices(body, model, prompts, format, context, wishes)
     num_tokens = sum([len(prompt.token_ids) for prompt in prompts])
     return Plan(model, body, prompts, choices, format, context, head, wants_timeline, num_tokens)
 
@@ -99,8 +108,7 @@ def _choices(
     prompts: list[Prompt],
     format: AnswerFormat,
     context: RequestContext,
-    placement: PrefillPlace | None,
-    targets: Targets | None,
+    wishes: _Wishes,
 ) -> list[Choice]:
     sampling = _sampling(body, model)
     n = body.n or 1
@@ -125,9 +133,10 @@ def _choices(
                 stop=prompt.stop,
                 deadline_ms=0,  # set when it is sent
                 cache_salt=body.cache_salt or "",
-                prefill_place=placement,
+                prefill_place=wishes.placement,
                 grammar=grammar,
-                targets=targets,
+                targets=wishes.targets,
+                caller=wishes.caller,
             )
             choices.append(Choice(index, prompt, request))
     return choices

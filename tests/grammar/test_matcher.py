@@ -151,7 +151,7 @@ def test_an_answer_whose_masks_cost_too_much_ends_alone_with_the_reason(
         matcher.mask()
         matcher.begin([LETTER])
 
-    with pytest.raises(InvalidRequestError, match="the lark: it takes more than .* ambiguous") as e:
+    with pytest.raises(InvalidRequestError, match="it takes more than 0 ms") as e:
         for _ in range(2000):
             follow(costly)
     assert e.value.param == "grammar" and costly.num_tokens < 2000
@@ -165,5 +165,5 @@ def test_an_answer_that_takes_too_long_to_follow_again_is_refused(
     monkeypatch.setattr("tandem.grammar.matcher.REPLAY_S", 0.01)
     rules = Grammar("lark", AMBIGUOUS)
     matcher = GrammarMatcher(ambiguous(), rules, VOCAB_SIZE, threads, Consumer(LL_TOKENIZER))
-    with pytest.raises(InvalidRequestError, match="it takes over 0.01 s to follow"):
+    with pytest.raises(InvalidRequestError, match=r"takes over 0\.01 s to follow"):
         matcher.replay([LETTER] * 1000)

@@ -19,9 +19,9 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     texts: list[str] = []
     encode = ModelText.encode
 
-    def noted(self: ModelText, text: str, *, is_chat: bool) -> list[int]:
+    def noted(self: ModelText, text: str, *, is_chat: bool, param: str) -> list[int]:
         texts.append(text)
-        return encode(self, text, is_chat=is_chat)
+        return encode(self, text, is_chat=is_chat, param=param)
 
     monkeypatch.setattr(ModelText, "encode", noted)
     return texts
