@@ -42,7 +42,7 @@ class TrialProcess:
         process = await self._started()
         assert process.stdin is not None
         id = next(self._ids)
-        verdict = asyncio.get_running_loop().create_future()
+        verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         self._verdicts[id] = verdict
         try:
             process.stdin.write(framed(Order(id, grammar)))

@@ -3,6 +3,7 @@
 import asyncio
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -66,7 +67,7 @@ class Controls:
 
     async def _record(self, part: Path, duration_ms: int) -> None:
         # Not torch.profiler, whose first use imports for a second.
-        profiler = profile(use_device="cuda" if torch.cuda.is_available() else None)
+        profiler: Any = profile(use_device="cuda" if torch.cuda.is_available() else None)
         await self._loop.call(lambda _: profiler.__enter__())
         try:
             await asyncio.sleep(duration_ms / 1e3)

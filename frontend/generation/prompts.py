@@ -23,6 +23,7 @@ _INLINE_TOKENS = 1024
 _INLINE_RENDER_S = 0.01
 _RENDER_S = 2.0  # of CPU time; an honest template takes milliseconds
 _THREAD_WAIT_S = 30.0
+_MAX_ARGUMENT_VALUES = 2**18  # of all calls of a chat: their JSON is read on the event loop, 50 ms
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -88,6 +89,7 @@ class PromptMaker:
         return Prompt(token_ids, "", stop_conditions(body, model, len(token_ids)))
 
     async def _render(self, body: ChatRequest, model: TokenModel) -> str:
+        _check_arguments(body)
         messages, extra = body.conversation(), body.template_variables()
         adds_prompt = body.add_generation_prompt is not False and not body.continue_final_message
 
@@ -149,7 +151,7 @@ class PromptMaker:
         def encode() -> list[int]:
             return model.text.encode(text, is_chat=is_chat, param=param)
 
-        return encode() if is_short else await self._in_thread(encode)
+        return encode() if is_short and model.text.is_quick else await self._in_thread(encode)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """Return the result of `work`. Raises OverloadedError when no thread gets it done."""
@@ -159,6 +161,20 @@ class PromptMaker:
                 return await loop.run_in_executor(self._executor, work)
         except TimeoutError:
             raise OverloadedError("the frontend's tokenizer threads are busy") from None
+
+
+def _check_arguments(body: ChatRequest) -> None:
+    """Raise InvalidRequestError for calls with more values than can be read at once."""
+    num_values = 0
+    for index, message in enumerate(body.messages):
+        for call in message.tool_calls or ():
+            arguments = call.function.arguments or ""
+            num_values += sum(map(arguments.count, ",[{"))
+        if num_values > _MAX_ARGUMENT_VALUES:
+            raise invalid_field(
+                f"messages[{index}].tool_calls",
+                f"and those before have over {_MAX_ARGUMENT_VALUES} values in their arguments",
+            )
 
 
 def _check_characters(text: str, model: TokenModel, param: str) -> None:

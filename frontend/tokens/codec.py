@@ -5,7 +5,7 @@ frontend waits, unless it is of the batch forms, which release it. So each call 
 
 | call | a client's data | at most | its form |
 |---|---|---|---|
-| `encode` | a text of up to `SHORT_CHARACTERS` | 2 ms | `encode`, on the event loop |
+| `encode` | a text of up to `SHORT_CHARACTERS`, if the tokenizer `is_quick` | 2 ms | `encode` |
 | `encode` | any other text, up to `frontend.max_body_bytes` | | `encode_batch_fast`, in a thread |
 | `decode` | up to `SHORT_TOKENS`, as one step or a window has | 0.3 ms | `decode` |
 | `decode` | any other tokens, up to the model's context | | `decode_batch`, in a thread |
@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from tokenizers import AddedToken, Tokenizer
 
+from tandem.frontend.tokens.tokenizer_bounds import checked_longest_token, is_quick
 from tandem.runtime.errors import InvalidRequestError, ModelError
 from tandem.runtime.native import fault_of
 
@@ -30,10 +31,16 @@ SHORT_TOKENS = 1024
 
 
 class Codec:
-    """Text to token ids and back, by one tokenizer. Its methods have the library's names."""
+    """Text to token ids and back, by one tokenizer. Its methods have the library's names.
+
+    `is_quick` is False for a tokenizer with a regular expression that may take long for any text.
+    Raises ModelError for one whose texts or tokens have no reasonable bound.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self.longest_token = checked_longest_token(tokenizer)  # characters
+        self.is_quick = is_quick(tokenizer)
 
     def encode(self, text: str, *, adds_special: bool, param: str) -> list[int]:
         """Return the token ids of a text. Other threads run while a long one is tokenized.
@@ -41,7 +48,7 @@ class Codec:
         Raises InvalidRequestError for a text that the tokenizer cannot take; `param` is its field.
         """
         try:
-            if len(text) <= SHORT_CHARACTERS:
+            if self.is_quick and len(text) <= SHORT_CHARACTERS:
                 encoding = self._tokenizer.encode(text, add_special_tokens=adds_special)
             else:
                 [encoding] = self._tokenizer.encode_batch_fast(
@@ -70,10 +77,6 @@ class Codec:
     def token_to_id(self, token: str) -> int | None:
         """Return the token with an entry."""
         return self._tokenizer.token_to_id(token)
-
-    def get_vocab(self) -> dict[str, int]:
-        """Return the ids of all tokens by their entries."""
-        return self._tokenizer.get_vocab()
 
     def get_added_tokens_decoder(self) -> dict[int, AddedToken]:
         """Return the tokens beside the vocabulary by their ids."""

@@ -136,16 +136,16 @@ def _bounded(function: Callable[..., Any], rule: Rule) -> Callable[..., Any]:
     return bounded
 
 
-def _paid_test(test: Callable[..., bool]) -> Callable[..., bool]:
+def _paid_test(test: Any) -> Callable[..., bool]:
     def paid(value: Any, other: Any) -> bool:
-        return test(value, _compared(other))
+        return bool(test(value, _compared(other)))
 
     return paid
 
 
-def _number_test(test: Callable[..., bool]) -> Callable[..., bool]:
+def _number_test(test: Any) -> Callable[..., bool]:
     def of_number(value: Any, *args: Any) -> bool:
-        return isinstance(value, int | float) and test(value, *args)
+        return isinstance(value, int | float) and bool(test(value, *args))
 
     return of_number
 
@@ -179,6 +179,7 @@ def _searched(value: Any) -> Any:
 def _with_checks(template: n.Template) -> n.Template:
     """Return the parsed template with checks of the time and of what has no other rule."""
     for kind in (n.For, n.Macro, n.CallBlock, n.Block):
+        node: Any
         for node in template.find_all(kind):
             check = n.ExprStmt(_filter(_CHECK_TIME, n.Const(None)), lineno=node.lineno)
             node.body.insert(0, check)

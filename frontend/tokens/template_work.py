@@ -9,14 +9,23 @@ own, whose messages would cost every chat more than all these checks.
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Sized, ValuesView
 from typing import Any
 
 MAX_RESULT = 16 * 2**20  # of one operation, which holds Python's lock for some 20 ms then
 WORK_PER_S = 128 * 2**20
 MAX_WIDTH = 4096  # of a padded text
 _ENTRY = 16  # characters are copied in the time in which an entry is looked at
-_NESTED = (list, tuple, dict, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
+_NESTED: tuple[type[Any], ...] = (
+    list,
+    tuple,
+    dict,
+    set,
+    frozenset,
+    KeysView,
+    ValuesView,
+    ItemsView,
+)
 _SPEC = re.compile(r"%(?:\([^)]*\))?[-#0 +]*(\*|\d*)(?:\.(\*|\d*))?[hlL]?.", re.DOTALL)
 _LONG_NUMBER = re.compile(r"\d{5}|\{[^{}]*\{")  # of `str.format`, also a width by another field
 

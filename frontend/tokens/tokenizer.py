@@ -38,7 +38,8 @@ class ModelText:
         self.chat_template = sources.get("tool_use") or sources.get("default") or ""
         self.tool_format = tool_format_of(self.chat_template)
         self.reasoning_format = reasoning_format_of(self.chat_template)
-        self.longest_token = max(map(len, self._tokenizer.get_vocab()), default=1)  # characters
+        self.longest_token = self._tokenizer.longest_token  # characters
+        self.is_quick = self._tokenizer.is_quick  # short texts may be tokenized on the event loop
         self.detokenizers = DetokenizerFactory(self._tokenizer)
 
     def render(

@@ -43,6 +43,18 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
     assert encoded == []
 
 
+async def test_arguments_of_calls_with_too_many_values_are_refused_before_they_are_read(
+    stack: Stack,
+) -> None:
+    arguments = '{"a":[' + ",".join(["0"] * 2**17) + "]}"
+    call = {"id": "c", "function": {"name": "f", "arguments": arguments}}
+    answer = {"role": "assistant", "content": None, "tool_calls": [call]}
+    hello = {"role": "user", "content": "Hi"}
+    error = error_of(await stack.chat(messages=[hello, answer, answer, hello]))
+    assert error["param"] == "messages[2].tool_calls"
+    assert "and those before have over 262144 values" in str(error["message"])
+
+
 async def test_a_prompt_that_is_too_long_ends_a_list_of_prompts(
     stack: Stack, encoded: list[str]
 ) -> None:
