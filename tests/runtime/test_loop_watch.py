@@ -64,3 +64,13 @@ async def test_every_process_is_watched_while_it_serves() -> None:
     lifecycle.shut_down("the end of the test")
     await running
     await eventually(lambda: num_watches() == before)
+
+
+async def test_a_loop_that_waits_for_a_core_stands_in_no_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loop_watch, "_waits", lambda frame: True)
+    before = stood_s("no call")
+    with LoopWatch() as watch:
+        stand_still(watch)
+        await eventually(lambda: stood_s("no call") > before)
