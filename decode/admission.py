@@ -10,9 +10,17 @@ from msgspec.structs import replace
 
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.decode.transfer_cost import TransferCost
-from tandem.router.predict import PlaceLoad, Prediction, predict
+from tandem.router.predict import (
+    MAX_SLOWNESS,
+    SHARE_TRIED,
+    SHARE_UNBEARABLE,
+    PlaceLoad,
+    Prediction,
+    predict,
+)
 from tandem.runtime.messages import PrefillPlace, Targets
 
+SURE_SHARE = 0.7  # of the target of a first token: other prompts may come first to another worker
 MIN_GAIN = 0.1  # of the local cost: a remote prefill moves KV, which is work of its own
 CLAIM_SLACK_MS = 50.0
 CHEAPER = 0.8  # of the cost here: at such a worker a ticket is computed better
@@ -29,7 +37,7 @@ class PrefillSide:
     queue_connected: bool = False
     num_queued_jobs: int = 0
     num_ticket_tokens: int = 0  # uncached tokens of tickets that are not claimed yet
-    here: PlaceLoad | None = None  # None: no step cost is learned yet
+    here: PlaceLoad | None = None  # None: no step cost is known
     others: Sequence[PlaceLoad] = ()  # workers that take tickets
     transfer: TransferCost = field(default_factory=lambda: TransferCost(0.0))
 
@@ -50,6 +58,9 @@ class PlacementCause(StrEnum):
     SLOWER = "slower"
     TARGET = "target"
     NO_BLOCKS = "no_blocks"
+    NO_ROWS = "no_rows"
+    SILENT = "silent"
+    TRIED = "tried"
     FALLBACK = "fallback"  # a remote prefill was given up
 
 
@@ -62,7 +73,7 @@ _REASONS = {
     PlacementCause.SHORT: "uncached {0.num_uncached} <= max_local_prefill_length {0.limit}",
     PlacementCause.QUEUE_FULL: "queued {0.num_queued} >= max_prefill_queue_size {0.limit}",
     PlacementCause.LONG: "uncached {0.num_uncached} > max_local_prefill_length {0.limit}",
-    PlacementCause.UNMEASURED: "no step cost is learned yet",
+    PlacementCause.UNMEASURED: "{0.detail}; no step cost is known",
     PlacementCause.FASTER: "first token in {0.remote_ms:.1f} ms remote, {0.local_ms:.1f} local; "
     "all answers' delays {0.remote_cost_ms:.1f} against {0.local_cost_ms:.1f}",
     PlacementCause.SLOWER: "first token in {0.local_ms:.1f} ms local, {0.remote_ms:.1f} remote; "
@@ -70,10 +81,19 @@ _REASONS = {
     PlacementCause.TARGET: "only {0.place} keeps the targets: first token in {0.local_ms:.1f} ms "
     "local, {0.remote_ms:.1f} remote",
     PlacementCause.NO_BLOCKS: "too few free blocks to reserve now",
+    PlacementCause.NO_ROWS: "all batch rows are taken now",
+    PlacementCause.SILENT: "no prefill worker has reported its load lately",
+    PlacementCause.TRIED: "tried, since costs that were learned may be old: first token in "
+    "{0.local_ms:.1f} ms local, {0.remote_ms:.1f} remote",
     PlacementCause.FALLBACK: "remote failed: {0.detail}",
 }
 
-_PREDICTED = (PlacementCause.FASTER, PlacementCause.SLOWER, PlacementCause.TARGET)
+_PREDICTED = (
+    PlacementCause.FASTER,
+    PlacementCause.SLOWER,
+    PlacementCause.TARGET,
+    PlacementCause.TRIED,
+)
 
 
 class Decision(Struct, frozen=True, gc=False):
@@ -90,7 +110,7 @@ class Decision(Struct, frozen=True, gc=False):
     local_cost_ms: float = 0.0  # predicted delay of all answers together
     remote_cost_ms: float = 0.0
     claim_timeout_ms: float = 0.0  # of the ticket, then both are predicted anew; 0: as configured
-    detail: str = ""  # of a remote prefill that was given up
+    detail: str = ""  # of a remote prefill that was given up, or the rule where none is predicted
 
     @property
     def predicted_ms(self) -> float:
@@ -116,12 +136,14 @@ def decide(
     num_cached_tokens: int = 0,
     placement: PrefillPlace | None = None,
     prompt_logprobs: bool = False,
+    drawn: float = 1.0,
 ) -> Decision:
     """Return the place for a prompt of `num_uncached_tokens` tokens that must be computed.
 
     Places that cannot work are excluded first; then the request's `placement` counts, then the
     policy. Log probabilities of a prompt exist where it is computed, and no message of a handoff
-    carries them.
+    carries them. `drawn`, from 0 to 1 by chance, lets a small share of prompts try the place that
+    seems worse.
     """
     local = None
     if side.here is not None:
@@ -129,7 +151,9 @@ def decide(
     if prompt_logprobs:
         decision = Decision("local", PlacementCause.PROMPT_LOGPROBS)
     else:
-        decision = _decide(config, num_uncached_tokens, num_cached_tokens, side, placement, local)
+        decision = _decide(
+            config, num_uncached_tokens, num_cached_tokens, side, placement, local, drawn
+        )
     if local is not None and decision.local_ms == 0.0:
         decision = replace(decision, local_ms=local.first_token_s * 1e3)
     return decision
@@ -185,12 +209,14 @@ def gives_way(
 def leaves_tickets(here: PlaceLoad, others: Sequence[PlaceLoad]) -> bool:
     """Return True if a worker should leave tickets to one of `others`, who also take them.
 
-    It should where a target of the time between tokens is set, and a prompt is clearly less costly
-    there: running answers stand close on few workers, so that others have none.
+    It should where a prompt is clearly less costly there: running answers stand close on few
+    workers, so that others have none. Loads are compared by the costs of this worker, since those
+    that alike workers learned differ.
     """
-    if not here.costs.has_target or not others:
+    if not others:
         return False
-    lowest_s = min(predict(other, TYPICAL_TOKENS).cost_s for other in others)
+    alike = (replace(other, costs=here.costs) for other in others)
+    lowest_s = min(predict(other, TYPICAL_TOKENS).cost_s for other in alike)
     return lowest_s < CHEAPER * predict(here, TYPICAL_TOKENS).cost_s
 
 
@@ -201,6 +227,7 @@ def _decide(
     side: PrefillSide,
     placement: PrefillPlace | None,
     local: Prediction | None,
+    drawn: float,
 ) -> Decision:
     if placement == "local":
         return Decision("local", PlacementCause.ASKED)
@@ -220,9 +247,27 @@ def _decide(
     if decision.place == "local" and not _has_targets(config):
         return decision
     remote = _best_remote(side, num_uncached, num_cached)
-    if local is None or remote is None:
-        return replace(decision, place="local", cause=PlacementCause.UNMEASURED)
-    return _by_prediction(config, decision, local, remote)
+    if local is None:
+        return replace(decision, cause=PlacementCause.UNMEASURED, detail=decision.reason)
+    if remote is None:
+        return replace(decision, place="local", cause=PlacementCause.SILENT)
+    predicted = _by_prediction(config, decision, local, remote)
+    return _tried(predicted, local, remote, drawn)
+
+
+def _tried(decision: Decision, local: Prediction, remote: Prediction, drawn: float) -> Decision:
+    """Return `decision`, or now and then the other place where that is idle.
+
+    A place that seems slow gets no prompts from which it could learn that it no longer is.
+    """
+    other, place = (remote, "remote") if decision.place == "local" else (local, "local")
+    chosen = local if decision.place == "local" else remote
+    is_bearable = other.first_token_s <= MAX_SLOWNESS * chosen.first_token_s
+    share = SHARE_TRIED if is_bearable else SHARE_TRIED * SHARE_UNBEARABLE
+    is_idle = other.wait_s == 0 and other.num_delayed == 0
+    if decision.cause is PlacementCause.TARGET or not is_idle or drawn >= share:
+        return decision
+    return replace(decision, place=place, cause=PlacementCause.TRIED)
 
 
 def _by_threshold(config: DisaggConfig, num_uncached: int, side: PrefillSide) -> Decision:
@@ -236,7 +281,8 @@ def _by_threshold(config: DisaggConfig, num_uncached: int, side: PrefillSide) ->
     )
     if num_uncached <= config.max_local_prefill_length:
         return decision
-    if side.num_queued_jobs >= config.max_prefill_queue_size:
+    is_full = side.num_queued_jobs >= config.max_prefill_queue_size
+    if is_full and config.policy == Policy.THRESHOLD:  # adaptive predicts the wait in the queue
         limit = config.max_prefill_queue_size
         return replace(decision, cause=PlacementCause.QUEUE_FULL, limit=limit)
     return replace(decision, place="remote", cause=PlacementCause.LONG)
@@ -269,7 +315,8 @@ def _by_prediction(
     config: DisaggConfig, decision: Decision, local: Prediction, remote: Prediction
 ) -> Decision:
     """Choose by missed targets, then by the delay of all answers together."""
-    missed_locally, missed_remotely = _num_missed(config, local), _num_missed(config, remote)
+    missed_locally = _num_missed(config, local, 1.0)
+    missed_remotely = _num_missed(config, remote, SURE_SHARE)
     is_cheaper = remote.cost_s < local.cost_s * (1 - MIN_GAIN)
     place: PrefillPlace = "remote" if is_cheaper else "local"
     cause = PlacementCause.FASTER if is_cheaper else PlacementCause.SLOWER
@@ -291,9 +338,12 @@ def _by_prediction(
     )
 
 
-def _num_missed(config: DisaggConfig, prediction: Prediction) -> int:
-    """Count the targets that a place would miss, for its running answers and for this one."""
+def _num_missed(config: DisaggConfig, prediction: Prediction, ttft_share: float) -> int:
+    """Count the targets that a place would miss, for its running answers and for this one.
+
+    The first token has `ttft_share` of its target.
+    """
     ttft_ms, itl_ms = config.ttft_target_ms, config.itl_target_ms
-    misses_ttft = ttft_ms is not None and prediction.first_token_s * 1e3 > ttft_ms
+    misses_ttft = ttft_ms is not None and prediction.first_token_s * 1e3 > ttft_ms * ttft_share
     misses_itl = itl_ms is not None and prediction.step_s * 1e3 > itl_ms
     return misses_ttft + misses_itl

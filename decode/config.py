@@ -53,7 +53,8 @@ class DisaggConfig(BaseModel):
         2,
         ge=1,
         le=1_000_000,
-        description="jobs waiting in the prefill queue at which prompts stay local",
+        description="jobs waiting in the prefill queue at which prompts stay local, by policy "
+        "threshold; adaptive predicts the wait instead",
     )
     handoff_timeout_ms: int = Field(
         10_000,

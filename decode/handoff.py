@@ -123,9 +123,7 @@ class RemotePrefill(HandoffReceiver):
         token = None
         if self._first_was_sent and first is not None:
             token = SampledToken(first.token_id, first.logprobs)
-        elif not active.reported:
-            active.decision = Decision("local", PlacementCause.FALLBACK, detail=detail)
-            active.prefill_instance = None
+        active.place_again(Decision("local", PlacementCause.FALLBACK, detail=detail))
         self._on_engine(
             lambda engine: engine.prefill_locally(request_id, quarantined=quarantined, first=token)
         )

@@ -32,4 +32,5 @@ def model_card(
         sends_kv_events=True,
         weights_digest=weights_digest,
         supports_grammar=supports_grammar,
+        supports_token_rules=True,
     )

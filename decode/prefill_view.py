@@ -12,6 +12,7 @@ from tandem.decode.metrics import DecodeMetrics
 from tandem.decode.transfer_cost import TransferCost
 from tandem.engine.engine import Engine
 from tandem.engine.outputs import Backlog, LoadStats
+from tandem.engine.schedule.sequence import Sequence
 from tandem.queue.prefill_queue import QueueDepth
 from tandem.router.predict import PlaceLoad
 from tandem.runtime.cluster_messages import Instance, LoadReport
@@ -53,13 +54,15 @@ class PrefillView:
         self.num_reserved += 1
         self._num_reserved_tokens += num_tokens
 
-    def side(self, engine: Engine, longest_silence_s: float = REPORT_LIFETIME_S) -> PrefillSide:
-        """Return the prefill side as of now. On the engine thread.
+    def side(
+        self, engine: Engine, seq: Sequence, longest_silence_s: float = REPORT_LIFETIME_S
+    ) -> PrefillSide:
+        """Return the prefill side for a prompt as of now. On the engine thread.
 
         Loads that were reported longer ago than `longest_silence_s` are left out.
         """
         side, remote, depth = self._side, self._remote, self.queue_depth
-        helpers = self._helpers()
+        helpers = self._helpers(seq.num_tokens)
         side.num_instances = len(helpers)
         side.queue_connected = self._queue.connected
         # Counted here, not at the queue: a burst is decided before its first ticket is published.
@@ -67,34 +70,46 @@ class PrefillView:
         num_unclaimed_tokens = self._num_reserved_tokens - remote.num_taken_tokens
         side.num_ticket_tokens = max(depth.num_tokens, num_unclaimed_tokens)
         side.here = _place_here(engine.backlog())
-        side.others = self._other_places(helpers, longest_silence_s)
+        side.others = self._other_places(helpers, longest_silence_s, side.here)
         return side
 
     def leaves_tickets(self, load: LoadStats) -> bool:
         """Return True if another worker should take the tickets, with `load` on this one."""
         here = _place_here(load)
-        others = self._other_places(self._helpers(), REPORT_LIFETIME_S)
+        others = self._other_places(self._helpers(), REPORT_LIFETIME_S, here)
         return here is not None and leaves_tickets(here, others)
 
-    def _helpers(self) -> set[str]:
-        """Return the other workers that take tickets of this one."""
+    def _helpers(self, num_tokens: int = 0) -> set[str]:
+        """Return the other workers that take this one's tickets of prompts of `num_tokens`."""
         if not self._instances:
             return set()
         excluded = {self._me, *self._remote.excluded()}
         return {
             each.instance_id
             for each in list(self._instances.values())
-            if each.deployment == self._deployment and each.instance_id not in excluded
+            if each.deployment == self._deployment
+            and each.instance_id not in excluded
+            and (not each.max_prompt_tokens or num_tokens <= each.max_prompt_tokens)
         }
 
-    def _other_places(self, helpers: Set[str], longest_silence_s: float) -> list[PlaceLoad]:
-        """Return the load of every worker that takes tickets and has reported lately."""
+    def _other_places(
+        self, helpers: Set[str], longest_silence_s: float, here: PlaceLoad | None
+    ) -> list[PlaceLoad]:
+        """Return the load of every worker that takes tickets and is not silent.
+
+        One that knows no costs of its own is taken to have those of this worker, whose model and
+        layout it has; one that has never reported is taken to be idle.
+        """
         oldest = time.perf_counter() - min(longest_silence_s, REPORT_LIFETIME_S)
         found = []
-        for instance_id, (came_at, report) in list(self._loads.items()):
-            if came_at < oldest or instance_id not in helpers:
+        for instance_id in helpers:
+            came_at, report = self._loads.get(instance_id, (oldest, None))
+            if came_at < oldest:
                 continue
-            if (place := PlaceLoad.of(report)) is not None:
+            place = None if report is None else PlaceLoad.of(report)
+            if place is None and here is not None:
+                place = _borrowing(here, report)
+            if place is not None:
                 found.append(place)
         return found
 
@@ -127,6 +142,16 @@ class PrefillView:
                 self._metrics.queued(self.queue_depth)
             except ServiceError as error:
                 logger.debug("queue depth not known: %s", error)
+
+
+def _borrowing(here: PlaceLoad, report: LoadReport | None) -> PlaceLoad:
+    """Return the load of a worker without costs, by those of `here`."""
+    if report is None:
+        return PlaceLoad(here.costs)
+    known = msgspec.structs.replace(report, costs=here.costs)
+    place = PlaceLoad.of(known)
+    assert place is not None
+    return place
 
 
 def _place_here(load: Backlog) -> PlaceLoad | None:

@@ -91,6 +91,10 @@ class ActiveRequest:
         self.decision = decision
         self.uncounted_ms = (self.timeline.elapsed_s() + shared_s) * 1e3
 
+    def place_again(self, decision: Decision) -> None:
+        """Note that the prompt is computed elsewhere after all; the next delta reports it."""
+        self.decision, self.prefill_instance, self.reported = decision, None, False
+
     @property
     def predicted_ms(self) -> float:
         """The predicted time from receiving the request to its first token; 0: not known."""
@@ -120,7 +124,7 @@ class ActiveRequest:
         stop_token_id: int | None = None,
         prompt_logprobs: PromptLogprobs | None = None,
     ) -> None:
-        """Send tokens in order; the first delta carries the prefill report."""
+        """Send tokens in order; the first delta carries the prefill report, and each new one."""
         if self.done.done():
             return
         report = None if self.reported else self._report()

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import random
 
 from tandem.decode.admission import (
     Decision,
@@ -75,6 +76,7 @@ class DecodeRole:
         self.active: dict[str, ActiveRequest] = {}
         self._unplaced: dict[str, int] = {}  # tokens of those whose prompt has no place yet
         self._is_draining = False
+        self._rng = random.Random()
         self._card_key = ""
         self._aio = asyncio.get_running_loop()
 
@@ -223,10 +225,10 @@ class DecodeRole:
         if active.done.done():
             return
         config = self.thresholds.current
-        engine.limit_steps(config.itl_target_ms)
+        engine.aim(config.itl_target_ms, config.ttft_target_ms)
         try:
             num_cached = engine.prefix_hit(seq)
-            num_uncached, side = seq.num_tokens - num_cached, self.prefill_view.side(engine)
+            num_uncached, side = seq.num_tokens - num_cached, self.prefill_view.side(engine, seq)
             decision = decide(
                 with_targets(config, active.request.targets),
                 num_uncached,
@@ -234,6 +236,7 @@ class DecodeRole:
                 num_cached_tokens=num_cached,
                 placement=active.request.prefill_place,
                 prompt_logprobs=seq.prompt_scores is not None,
+                drawn=self._rng.random(),
             )
             if decision.place == "remote":
                 reservation = engine.reserve(seq)
@@ -242,7 +245,9 @@ class DecodeRole:
                     self.prefill_view.reserved(num_uncached)
                     self._aio.call_soon_threadsafe(self.remote.start, active, reservation)
                     return
-                decision = Decision("local", PlacementCause.NO_BLOCKS)
+                has_row = engine.scheduler.has_row
+                cause = PlacementCause.NO_BLOCKS if has_row else PlacementCause.NO_ROWS
+                decision = Decision("local", cause)
             active.place(decision, self._shared_s(side, num_uncached))
             engine.add(seq)
         except TandemError as error:
@@ -257,7 +262,7 @@ class DecodeRole:
         return is_still_remote(
             with_targets(config, remote.active.request.targets),
             remote.num_uncached_tokens,
-            self.prefill_view.side(engine, config.claim_timeout_ms / 1e3),
+            self.prefill_view.side(engine, remote.active.seq, config.claim_timeout_ms / 1e3),
             num_cached_tokens=remote.active.num_cached_tokens,
             waited_ms=remote.active.timeline.elapsed_s() * 1e3,
         )

@@ -242,14 +242,9 @@ class Engine:
         scheduler = self.scheduler
         return fail(scheduler, [*scheduler.running.values(), *scheduler.waiting.values()], error)
 
-    def limit_steps(self, longest_ms: float | None) -> None:
-        """Keep steps with decodes under `longest_ms`, and under the configured limit."""
-        self.scheduler.step_cost.limit(self._longest_step_s, longest_ms)
-
-    @property
-    def has_step_target(self) -> bool:
-        """True when steps with decodes are kept under a target of the config."""
-        return self.scheduler.step_cost.has_target
+    def aim(self, itl_target_ms: float | None, ttft_target_ms: float | None = None) -> None:
+        """Keep steps with decodes under `itl_target_ms`, and report both targets with the costs."""
+        self.scheduler.step_cost.aim(self._longest_step_s, itl_target_ms, ttft_target_ms)
 
     def load(self) -> LoadStats:
         """Return the load at this moment."""

@@ -65,6 +65,7 @@ class LoadStats(Backlog, frozen=True, kw_only=True):
     num_preemptions: int  # since the start
     num_remote_prompt_tokens: int = 0  # of prompts that another worker computes
     num_groups: int = 1  # of layers: a sequence has a block in each for the same tokens
+    max_num_seqs: int = 0  # batch rows
 
     def report(self, instance_id: str, epoch: str, role: WorkerRole) -> LoadReport:
         """Return the report for other workers; sequences in remote prefill count as waiting.
@@ -84,6 +85,7 @@ class LoadStats(Backlog, frozen=True, kw_only=True):
             num_decodes=self.num_decodes,
             decode_context=self.decode_context,
             costs=self.costs,
+            max_num_seqs=self.max_num_seqs,
         )
 
 
@@ -126,6 +128,7 @@ def load_of(scheduler: Scheduler) -> LoadStats:
         num_preemptions=scheduler.num_preemptions,
         num_remote_prompt_tokens=sum(len(seq.token_ids) for seq in scheduler.remote.values()),
         num_groups=pool.num_groups,
+        max_num_seqs=scheduler.max_num_seqs,
     )
 
 
@@ -141,4 +144,6 @@ def _step_costs(scheduler: Scheduler) -> StepCosts | None:
         scheduler.max_num_batched_tokens,
         min(scheduler.prefill_chunk_tokens, scheduler.max_num_batched_tokens),
         cost.has_target,
+        cost.ttft_target_s,
+        cost.hidden_share,
     )

@@ -6,6 +6,8 @@ from typing import Protocol
 
 import msgspec
 
+from tandem.frontend.access.limits import Charge
+from tandem.frontend.bodies.ignored import Ignored
 from tandem.frontend.http.exchange import ErrorShape, Exchange
 from tandem.frontend.request_log import RequestRecord
 from tandem.runtime.context import RequestContext
@@ -20,13 +22,18 @@ class Call(msgspec.Struct):
     exchange: Exchange
     context: RequestContext
     record: RequestRecord
-    num_reserved: int = 0  # tokens, of the client's limit
+    charge: Charge | None = None  # to the client's limit, once the request has a plan
+    clamps_max_tokens: bool = False  # to what the prompt leaves, whatever the config says
+
+    @property
+    def ignored(self) -> Ignored:
+        """The fields that the answer leaves out of account."""
+        return self.exchange.ignored
 
     @property
     def owner(self) -> str:
         """The name of the API key; empty without keys."""
-        client = self.exchange.client
-        return "" if client is None else client.key.name
+        return self.exchange.owner
 
 
 async def respond(answer: object, call: Call) -> None:

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from starlette.types import Message, Receive, Scope, Send
 
 from tandem.frontend.access.access import Access
+from tandem.frontend.access.limits import Charge
+from tandem.frontend.access.room import Room
 from tandem.frontend.anthropic.api import CountTokensApi, MessagesApi
 from tandem.frontend.api import Api, Call
-from tandem.frontend.bodies.open_bodies import BodyShare, OpenBodies
+from tandem.frontend.bodies.open_bodies import BodyShare
 from tandem.frontend.catalog.catalog import Catalog
 from tandem.frontend.catalog.scrape_targets import ScrapeTargets
 from tandem.frontend.deps import FrontendDeps
@@ -21,26 +23,30 @@ from tandem.frontend.openai.errors import (
     BodyError,
     MethodError,
     OpenAIErrors,
+    RateLimitError,
     TooManyRequestsError,
     public_error,
 )
 from tandem.frontend.openai.requests import ChatRequest, CompletionRequest
 from tandem.frontend.openai.tokenize import DetokenizeApi, TokenizeApi
 from tandem.frontend.operations import Operations
-from tandem.frontend.request_log import AnswerSummary, RequestRecord, log_request
+from tandem.frontend.request_log import NO_TOKENS, AnswerSummary, RequestRecord, log_request
 from tandem.frontend.responses.api import ResponsesApi
 from tandem.frontend.responses.store import ResponseStore
 from tandem.frontend.trace import begin_span, end_span
 from tandem.frontend.ui.pages import Pages
 from tandem.runtime.address import new_id
 from tandem.runtime.context import RequestContext
-from tandem.runtime.errors import CancelledRequestError, UnavailableError
+from tandem.runtime.errors import CancelledRequestError, TandemError, UnavailableError
 from tandem.runtime.logs import log_for
 
 logger = logging.getLogger(__name__)
 
 _TRACE_HEADERS = {b"traceparent": "traceparent", b"tracestate": "tracestate"}
 _MAX_TRACE_CHARACTERS = 512
+_FIRST_SERVER_ERROR = 500  # of the statuses
+_READING = ("GET", "HEAD")  # methods that no limit counts
+_PAGE = "/ui/"  # its files are named relative to its address
 
 
 class App:
@@ -55,7 +61,7 @@ class App:
         catalog: Catalog,
         metrics: FrontendMetrics,
         targets: ScrapeTargets,
-        access: Access | None,
+        access: Access,
         ui: Pages,
     ) -> None:
         self._handler = handler
@@ -66,18 +72,20 @@ class App:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path: str = scope["path"]
+        if (path := scope["path"]).endswith("/") and not path.startswith(_PAGE):
+            scope = {**scope, "path": (path := path.rstrip("/") or "/")}
         api = self._handler.apis.get(path) if scope["type"] == "http" else None
         exchange = Exchange(scope, receive, send, OpenAIErrors() if api is None else api.errors)
-        if self._access is not None:
-            try:
-                exchange.client = self._access.client(exchange.headers, path)
-            except BodyError as error:
-                await self._refuse(exchange, path, error)
-                return
-        if api is None:
-            if exchange.client is not None:
+        try:
+            exchange.client = self._access.client(scope["method"], path, exchange.headers)
+            if api is None and exchange.client is not None:
+                if scope["method"] not in _READING:
+                    exchange.client.admit()  # as a request with a body, which is admitted later
                 scope = {**scope, "tandem_key": exchange.client.key.name}
+        except (BodyError, RateLimitError) as error:
+            await self._refuse(exchange, path, error)
+            return
+        if api is None:
             await self._others(scope, receive, _with_request_id(scope, send))
         elif scope["method"] == "POST":
             await self._handler.handle(exchange, api, path)
@@ -85,8 +93,8 @@ class App:
             headers = [(b"allow", b"POST"), *exchange.id_headers(new_id())]
             await exchange.respond_error(MethodError(f"{path} takes POST only"), headers)
 
-    async def _refuse(self, exchange: Exchange, path: str, error: BodyError) -> None:
-        """Answer a request without a valid key, whose body is not read."""
+    async def _refuse(self, exchange: Exchange, path: str, error: TandemError) -> None:
+        """Answer a request that may not be made, whose body is not read."""
         self._metrics.refusals.add(str(error.status))
         logger.debug("%s: %s", path, error)
         await exchange.respond_error(error, exchange.id_headers(new_id()))
@@ -111,9 +119,9 @@ class RequestHandler:
             "/v1/messages": MessagesApi(generations),
             "/v1/messages/count_tokens": CountTokensApi(generations),
         }
-        self._bodies = OpenBodies(deps.config.max_open_body_bytes)
+        self._bodies = Room(config.max_open_body_bytes, config.max_body_bytes)
+        self._answering = Room(config.max_inflight_requests)  # requests whose body has been read
         self._contexts: set[RequestContext] = set()
-        self._num_answering = 0  # requests whose body has been read
         self._idle = asyncio.Event()
         self._idle.set()
         self.is_draining = False
@@ -128,6 +136,7 @@ class RequestHandler:
             exchange.traceparent = span.traceparent
         log_for(context.id, context.headers)
         client = exchange.client
+        exchange.ignored.is_refused = self._deps.config.unknown_fields == "refuse"
         record = RequestRecord(context.id, endpoint, "" if client is None else client.key.name)
         call = Call(exchange, context, record)
         self._contexts.add(context)
@@ -148,11 +157,12 @@ class RequestHandler:
             if not self._contexts:
                 self._idle.set()
             record.status, record.is_gone = exchange.status, exchange.is_gone
+            record.ignored = str(exchange.ignored)
             summary = log_request(record, self._deps.metrics)
             if span is not None:
                 end_span(span, record, summary, self._deps.trace)
-            if client is not None:
-                client.settle(call.num_reserved, _num_used(summary))
+            if call.charge is not None:
+                _end_charge(call.charge, record, summary)
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, wait for the present ones, then cancel those that are left."""
@@ -173,14 +183,14 @@ class RequestHandler:
         if exchange.client is not None:
             exchange.client.admit()
         config = self._deps.config
-        share = BodyShare(self._bodies)
+        share = BodyShare(self._bodies, call.owner)
         try:
             raw = await exchange.read_body(config.max_body_bytes, config.body_timeout_s, share)
-            if self._num_answering >= config.max_inflight_requests:
+            if not self._answering.take(1, call.owner):
                 raise TooManyRequestsError(
-                    f"the frontend answers {config.max_inflight_requests} requests, and no more"
+                    f"the frontend answers up to {self._answering.limit} requests at one time, and "
+                    "of those of one API key a share"
                 )
-            self._num_answering += 1
             try:
                 work = await api.prepare(raw, call)
                 del raw  # not needed for as long as the answer takes
@@ -188,7 +198,7 @@ class RequestHandler:
                 exchange.cancel_when_gone(call.context)
                 await work
             finally:
-                self._num_answering -= 1
+                self._answering.give_back(1, call.owner)
         finally:
             share.give_back()
 
@@ -221,11 +231,15 @@ def _with_request_id(scope: Scope, send: Send) -> Send:
     return send_with_id
 
 
-def _num_used(summary: AnswerSummary | None) -> int:
-    """Return the tokens that a client pays for: all of an answer that has begun."""
-    if summary is None or summary.tokens is None or not summary.first_s:
-        return 0
-    return summary.tokens.num_prompt + summary.tokens.num_generated
+def _end_charge(charge: Charge, record: RequestRecord, summary: AnswerSummary | None) -> None:
+    """Charge for an answer. Only a failure of ours before the first token gives all back.
+
+    A caller who leaves has had the prompt computed, perhaps for nobody.
+    """
+    has_begun = summary is not None and summary.first_s > 0
+    tokens = NO_TOKENS if summary is None or summary.tokens is None else summary.tokens
+    is_our_failure = record.status >= _FIRST_SERVER_ERROR and not record.is_gone
+    charge.end(tokens.num_generated, is_returned=is_our_failure and not has_begun)
 
 
 def _trace(exchange: Exchange) -> dict[str, str]:

@@ -1,18 +1,35 @@
 """The frontend's config: its address, and the limits on requests."""
 
+import re
+import secrets
 from functools import cache
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    SecretStr,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from tandem.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+
+ANY = "*"  # in a list of hosts or origins
+_HOST = re.compile(r"[a-z0-9._-]+|\*")
+_PAGE_KEY = re.compile(r"[A-Za-z0-9._~-]{16,256}")
+
+
+def new_page_key() -> SecretStr:
+    """Return a random key for the live page."""
+    return SecretStr(secrets.token_urlsafe(24))
+
+
+def listed(text: str) -> frozenset[str]:
+    """Return the entries of a list with commas."""
+    return frozenset(entry.strip() for entry in text.split(",") if entry.strip())
 
 
 @cache
@@ -36,10 +53,16 @@ class FrontendConfig(BaseModel):
     api_keys: str = Field(
         "",
         description="API keys, `NAME SHA256 [requests_per_minute=N] [tokens_per_minute=N] "
-        "[metrics]` each, `;` between several; none and no file: no key is asked for",
+        "[operator] [metrics]` each, `;` between several; none and no file: no key is asked for",
     )
     api_keys_file: str | None = Field(
         None, description="file with more of them, one per line; read again after a change"
+    )
+    allowed_hosts: str = Field(
+        "",
+        description="names of this frontend that requests may have in `Host`, commas between "
+        "several, beside addresses and `localhost`; `*` is every name. Empty: no other name on a "
+        "loopback address without API keys, else every name",
     )
     cors_origins: str = Field(
         "",
@@ -54,6 +77,21 @@ class FrontendConfig(BaseModel):
     reasoning_formats: str = Field(
         "", description="formats of reasoning, in the same way; `none` is none"
     )
+    unknown_fields: Literal["warn", "refuse"] = Field(
+        "warn",
+        description="fields, tools and items of a request that are not known here: `warn` leaves "
+        "them out and names them in the header `x-tandem-ignored` and in the log, `refuse` is 400",
+    )
+    images_as_text: bool = Field(
+        True,
+        description="images and files in results of tools, and in messages before the last answer, "
+        "become a line of text for a model that reads text only; false: 400",
+    )
+    clamp_max_tokens: bool = Field(
+        True,
+        description="a `max_tokens` beyond what the prompt leaves of the context is cut to it; "
+        "false: 400, but for messages in Anthropic's shape, where it is always cut",
+    )
     max_body_bytes: int = Field(
         8 * 1024 * 1024, ge=1024, description="largest request body (bytes); above it 413"
     )
@@ -64,13 +102,14 @@ class FrontendConfig(BaseModel):
         64 * 1024 * 1024,
         ge=1024,
         description="most bytes of request bodies at one time (bytes), of each body those beyond "
-        "its first 16 KiB, until it is tokenized; above it 429 with Retry-After",
+        "its first 16 KiB, until it is tokenized; above it 429 with Retry-After. One API key has "
+        "at most as much as it leaves, or one body",
     )
     max_inflight_requests: int = Field(
         4096,
         ge=1,
         description="most requests that are answered at one time, those that wait for a worker "
-        "included; above it 429 with Retry-After",
+        "included; above it 429 with Retry-After. One API key has at most as many as it leaves",
     )
     max_head_bytes: int = Field(
         64 * 1024,
@@ -78,7 +117,10 @@ class FrontendConfig(BaseModel):
         description="largest head of a request, its line and headers (bytes); above it 431",
     )
     head_timeout_s: float = Field(
-        10.0, gt=0, description="longest time for a request's head to arrive (s); after it 408"
+        10.0,
+        gt=0,
+        description="longest time for a request's head to arrive, and for the first one of a "
+        "connection to begin (s); after it 408, or the end of the connection",
     )
     max_n: int = Field(16, ge=1, description="largest `n` of a request")
     max_sequences: int = Field(
@@ -91,8 +133,8 @@ class FrontendConfig(BaseModel):
     max_stored_responses: int = Field(
         1024,
         ge=0,
-        description="most responses that are kept for `previous_response_id`, those used last; 0 "
-        "keeps none",
+        description="most responses that are kept for `previous_response_id`, those used last; "
+        "where room is short, the API key with most of it loses its own; 0 keeps none",
     )
     max_stored_response_bytes: int = Field(
         64 * 1024 * 1024, ge=0, description="most memory of these responses (bytes)"
@@ -108,13 +150,13 @@ class FrontendConfig(BaseModel):
         "never. A model's own limit takes precedence",
     )
     migration_wait_s: float = Field(
-        10.0,
+        30.0,
         ge=0,
         description="time an answer that has begun waits for a worker to register or to answer "
         "again when none is left to resume it (s); then it ends with an error",
     )
     return_wait_s: float = Field(
-        10.0,
+        30.0,
         ge=0,
         description="time after the loss of a model's last worker in which its new requests wait "
         "for a worker to register or to answer again (s); after it 503 with Retry-After",
@@ -123,24 +165,39 @@ class FrontendConfig(BaseModel):
         256,
         ge=0,
         description="most new requests, each of their choices counted, that wait so at one time; "
-        "above it 503 with Retry-After",
+        "above it 503 with Retry-After. One API key has at most as many as it leaves",
     )
     model_grace_s: float = Field(
         60.0,
         ge=0,
         description="time a model without a worker is still known (s): its requests get 503 with "
-        "Retry-After; after it, 404",
+        "Retry-After; after it, 404. So do all requests of a frontend that has just started, until "
+        "it knows a worker",
     )
     exclude_s: float = Field(
         2.0, ge=0, description="time without new requests for a worker that failed (s)"
     )
-    keep_alive_s: int = Field(75, ge=1, description="time an idle HTTP connection is kept (s)")
+    comment_interval_s: float = Field(
+        0.0,
+        ge=0,
+        description="time between comments in a stream that has no event yet (s), for proxies that "
+        "end quiet responses; a later error is an event then; 0 sends none",
+    )
+    keep_alive_s: int = Field(
+        75, ge=1, description="time an HTTP connection is kept between two requests (s)"
+    )
     max_pages: int = Field(
         16,
         ge=0,
         le=1000,
         description="most open pages of `/ui` at one time; above it 429 with Retry-After; 0 turns "
         "the page off",
+    )
+    page_key: SecretStr | None = Field(
+        None,
+        description="key that opens `/ui` where there are no API keys, 16 to 256 of A-Z a-z 0-9 . "
+        "_ ~ -; null: a random one, in the link that `tandem serve` prints, or else in the "
+        "frontend's log",
     )
     tokenizer_threads: int = Field(
         2, ge=1, description="threads that tokenize long prompts beside the event loop"
@@ -161,9 +218,45 @@ class FrontendConfig(BaseModel):
                 raise ValueError(f"{model}={format}: the formats are {', '.join(known)} and none")
         return text
 
+    @property
+    def allowed_origins(self) -> list[str]:
+        """The origins of `cors_origins`."""
+        return [each.strip() for each in self.cors_origins.split(",") if each.strip()]
+
     def format_of(self, formats: str, model: str) -> str | None:
         """Return the format that `tool_formats` or `reasoning_formats` names for a model."""
         return model_formats(formats).get(model) if formats else None
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _hosts_are_names(cls, text: str) -> str:
+        for name in listed(text.lower()):
+            if not _HOST.fullmatch(name):
+                raise ValueError(f"{name!r} is not a name, without scheme and port, or `*`")
+        return text.lower()
+
+    @field_validator("page_key")
+    @classmethod
+    def _page_key_fits_a_link(cls, key: SecretStr | None) -> SecretStr | None:
+        if key is not None and not _PAGE_KEY.fullmatch(key.get_secret_value()):
+            raise ValueError("a key of the page has 16 to 256 of A-Z a-z 0-9 . _ ~ -")
+        return key
+
+    @property
+    def asks_for_keys(self) -> bool:
+        """True where requests need an API key."""
+        return bool(self.api_keys or self.api_keys_file)
+
+    @property
+    def needs_page_key(self) -> bool:
+        """True where only a key that is still to be drawn can open the live page."""
+        return bool(self.max_pages) and self.page_key is None and not self.asks_for_keys
+
+    def page_url(self, base: str) -> str:
+        """Return the link of the live page at a server's URL, with the key that opens it."""
+        if self.page_key is None or self.asks_for_keys:
+            return f"{base}/ui"
+        return f"{base}/ui#key={self.page_key.get_secret_value()}"
 
     @property
     def scheme(self) -> str:

@@ -3,6 +3,7 @@
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+from tandem.frontend.access.room import Room
 from tandem.frontend.catalog.catalog import Catalog
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.metrics import FrontendMetrics
@@ -24,4 +25,4 @@ class FrontendDeps:
     recent: Recent
     trace: TraceFile
     executor: Executor  # of long texts, beside the event loop
-    num_waiting: int = 0  # new sequences that wait for a worker to return
+    waiting: Room  # of new sequences that wait for a worker to return

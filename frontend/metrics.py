@@ -187,7 +187,9 @@ class FrontendMetrics:
             "cached_tokens", "Prompt tokens of a request found in a prefix cache."
         )
 
-        self.refusals = self._counter("refused_keys", "Requests without a valid API key.", "status")
+        self.refusals = self._counter(
+            "refused_keys", "Requests that their key, host or origin may not make.", "status"
+        )
         self.key_requests = self._counter(
             "key_requests", "Requests answered, by API key.", "key", "status"
         )

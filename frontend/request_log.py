@@ -45,6 +45,7 @@ class RequestRecord(msgspec.Struct):
     model: str = ""  # empty until it is known to exist
     summarize: Callable[[], AnswerSummary] | None = None  # None until the request is planned
     error: str = ""
+    ignored: str = ""  # fields
     status: int = 0
     is_gone: bool = False  # the client, before the end of its answer
 
@@ -66,13 +67,14 @@ def log_request(record: RequestRecord, metrics: FrontendMetrics) -> AnswerSummar
     if answer is not None:
         _observe(answer, record, metrics)
     logger.info(
-        "request %s %s%s: %d in %.1f ms%s%s",
+        "request %s %s%s: %d in %.1f ms%s%s%s",
         record.request_id,
         record.endpoint,
         f" by {record.key}" if record.key else "",
         status,
         duration_s * 1e3,
         "" if answer is None else _details(answer, record.arrived_s),
+        f", ignored: {record.ignored}" if record.ignored else "",
         f": {record.error}" if record.error else "",
     )
     return answer

@@ -7,13 +7,14 @@ from contextlib import AsyncExitStack
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from tandem.frontend.access.access import new_access
+from tandem.frontend.access.access import Access
 from tandem.frontend.access.limits import LIMIT_HEADERS
+from tandem.frontend.access.room import Room
 from tandem.frontend.app import App, RequestHandler
 from tandem.frontend.catalog.catalog import Catalog
 from tandem.frontend.catalog.scrape_targets import ScrapeTargets
 from tandem.frontend.catalog.worker_events import WorkerEvents
-from tandem.frontend.config import FrontendConfig
+from tandem.frontend.config import FrontendConfig, new_page_key
 from tandem.frontend.deps import FrontendDeps
 from tandem.frontend.http.protocol import limited_protocol
 from tandem.frontend.metrics import FrontendMetrics
@@ -49,6 +50,10 @@ class FrontendServer:
         parse_live: ParseLive | None = None,
     ) -> None:
         namespace = node.config.namespace
+        self._shows_link = frontend.needs_page_key
+        if self._shows_link:
+            frontend = frontend.model_copy(update={"page_key": new_page_key()})
+        self._config = frontend
         self.instance_id = node.instance_id
         self.address = ""  # host:port, once listening
         self._node = node
@@ -63,7 +68,7 @@ class FrontendServer:
         self._worker_events = WorkerEvents(node.events, self.catalog, node.client, self.router)
         if frontend.tls_cert_file is not None and frontend.tls_key_file is not None:
             check_pair(frontend.tls_cert_file, frontend.tls_key_file, "frontend")
-        access = new_access(frontend)
+        self.access = Access(frontend)
         self.recent = Recent()
         self._trace = TraceFile(node.config.trace_file, "frontend", node.instance_id)
         deps = FrontendDeps(
@@ -75,15 +80,16 @@ class FrontendServer:
             self.recent,
             self._trace,
             self._executor,
+            Room(frontend.max_waiting_requests),
         )
         self.collector = Collector(
             node, self.catalog, self.metrics, self.recent, frontend.max_pages
         )
-        pages = Pages(node, self.catalog, self.collector, parse_live, has_keys=access is not None)
+        pages = Pages(node, self.catalog, self.collector, parse_live)
         self.handler = RequestHandler(deps)
-        app = App(self.handler, self.catalog, self.metrics, self._targets, access, pages)
+        app = App(self.handler, self.catalog, self.metrics, self._targets, self.access, pages)
         self._http = HttpServer(
-            _with_cors(app, frontend.cors_origins),
+            _with_cors(app, frontend.allowed_origins),
             frontend.host,
             frontend.port,
             param="frontend.port",
@@ -93,11 +99,11 @@ class FrontendServer:
             tls_cert_file=frontend.tls_cert_file,
             tls_key_file=frontend.tls_key_file,
         )
-        self._scheme = frontend.scheme
         tls_files = [file for file in (frontend.tls_cert_file, frontend.tls_key_file) if file]
-        self._watched = [WatchedFiles(tls_files, self._http.reload_certificate)]
-        if access is not None:
-            self._watched.append(WatchedFiles(access.files, access.reload))
+        self._watched = [
+            WatchedFiles(tls_files, self._http.reload_certificate),
+            WatchedFiles(self.access.files, self.access.reload),
+        ]
 
     async def start(self) -> None:
         """Listen, then register. Raise ConfigError when the port is taken."""
@@ -105,16 +111,18 @@ class FrontendServer:
         self._http.bind()
         advertised = self._node.config.advertise_host
         self.address = host_port(advertised, self._http.port) if advertised else self._http.address
-        url = f"{self._scheme}://{self.address}"
+        url = f"{self._config.scheme}://{self.address}"
         await self.catalog.start()
         await self._targets.start()
         await self._worker_events.start()
         self._http.serve()
         for watched in self._watched:
             watched.start()
-        address = url if self._scheme == "https" else self.address
+        address = url if self._config.scheme == "https" else self.address
         await register_instance(self._node, self._node.instance(self._endpoint, address))
         logger.info("frontend %s listens on %s", self.instance_id, url)
+        if self._shows_link:  # of its own key; another one is known to who gave it
+            logger.info("live page: %s", self._config.page_url(url))
 
     async def drain(self) -> None:
         """Leave discovery, refuse new requests, wait for those under way."""
@@ -136,9 +144,8 @@ class FrontendServer:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
-def _with_cors(app: ASGIApp, origins: str) -> ASGIApp:
-    """Return `app` open to web pages of these origins, which commas separate."""
-    allowed = [origin.strip() for origin in origins.split(",") if origin.strip()]
+def _with_cors(app: ASGIApp, allowed: list[str]) -> ASGIApp:
+    """Return `app` open to web pages of these origins."""
     if not allowed:
         return app
     return CORSMiddleware(
@@ -162,7 +169,7 @@ async def run_frontend(
     router: RouterConfig,
     parse_live: ParseLive | None = None,
 ) -> None:
-    """Run a frontend until SIGTERM or SIGINT. `parse_live` checks live values that its page sets.
+    """Run a frontend until a signal ends it. `parse_live` checks live values that its page sets.
 
     Raise ServiceError when etcd or NATS cannot be reached at start, ConfigError when the port is
     taken.

@@ -1,5 +1,6 @@
 """From a grammar to a matcher of llguidance, within limits."""
 
+import re
 from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -9,6 +10,7 @@ from tandem.runtime.messages import Grammar
 from tandem.runtime.printable import one_line
 
 MAX_ERROR_BYTES = 400
+_EXCERPT = re.compile(r"^ *\d+ \| .*\n( *\^\n)?", re.MULTILINE)  # of a Lark grammar
 
 # Lower than llguidance's own, for masks; a trial bounds the time of compilation. A row has 4 items
 # for each optional property: the answers to MaskBench's 2,500 hardest schemas have up to 1,040.
@@ -46,5 +48,6 @@ def compile_source(tokenizer: LLTokenizer, grammar: Grammar, source: str) -> LLM
 
 def grammar_error(grammar: Grammar, reason: str) -> InvalidRequestError:
     """Return the error of a grammar that cannot be followed."""
-    text = one_line(reason.replace("<non-verbose/>", "").strip(), MAX_ERROR_BYTES)
+    reason = _EXCERPT.sub("", reason.replace("<non-verbose/>", ""))
+    text = one_line(reason.strip(), MAX_ERROR_BYTES)
     return InvalidRequestError(f"the {grammar.kind}: {text}", param="grammar")

@@ -114,25 +114,25 @@ class GrammarCompiler:
             verdict = await self._trial.verdict_on(grammar, TRIAL_TIMEOUT_S)
             if verdict is None:
                 fault = f"it takes more than {TRIAL_TIMEOUT_S:g} s to compile"
-                raise self._refused(grammar, caller, grammar_error(grammar, fault).message, True)
+                raise self._refused(grammar, caller, grammar_error(grammar, fault), True)
             return await self._tried(grammar, caller, verdict)
 
     async def _tried(self, grammar: Grammar, caller: str, verdict: Verdict) -> LLMatcher:
-        fault = verdict.fault
         if verdict.is_broken:
             reason = "it takes more memory or a deeper stack to compile than there is"
-            fault = grammar_error(grammar, reason).message
-        if fault:
-            raise self._refused(grammar, caller, fault, verdict.is_broken)
+            raise self._refused(grammar, caller, grammar_error(grammar, reason), True)
+        if verdict.fault:
+            error = InvalidRequestError(verdict.fault, param=verdict.field)
+            raise self._refused(grammar, caller, error, False)
         return await asyncio.get_running_loop().run_in_executor(
             self._threads, compile_source, self._tokenizer, grammar, verdict.source
         )
 
     def _refused(
-        self, grammar: Grammar, caller: str, fault: str, is_costly: bool
+        self, grammar: Grammar, caller: str, error: InvalidRequestError, is_costly: bool
     ) -> InvalidRequestError:
-        self._refusals.note(grammar, caller, fault, is_costly=is_costly)
-        return InvalidRequestError(fault, param="grammar")
+        self._refusals.note(grammar, caller, error, is_costly=is_costly)
+        return error
 
     def _forget_failed(self, grammar: Grammar, done: Compiling) -> None:
         if done.cancelled() or done.exception() is not None:

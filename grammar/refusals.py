@@ -18,7 +18,7 @@ class Refusals:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._faults: OrderedDict[bytes, tuple[float, str]] = OrderedDict()  # by grammar
+        self._faults: OrderedDict[bytes, tuple[float, str, str]] = OrderedDict()  # by grammar
         self._costly: OrderedDict[str, deque[float]] = OrderedDict()  # times, by caller
 
     def check(self, grammar: Grammar, caller: str) -> None:
@@ -28,9 +28,9 @@ class Refusals:
         without a name are not told apart, and none of them is refused for the others.
         """
         now = self._clock()
-        until, fault = self._faults.get(_digest(grammar), (0.0, ""))
+        until, fault, field = self._faults.get(_digest(grammar), (0.0, "", ""))
         if now < until:
-            raise InvalidRequestError(fault, param="grammar")
+            raise InvalidRequestError(fault, param=field)
         costly = self._costly.get(caller)
         if costly is not None and len(costly) == MAX_COSTLY and now < costly[0] + REMEMBERED_S:
             raise OverloadedError(
@@ -39,10 +39,12 @@ class Refusals:
                 retry_after_s=costly[0] + REMEMBERED_S - now,
             )
 
-    def note(self, grammar: Grammar, caller: str, fault: str, *, is_costly: bool) -> None:
+    def note(
+        self, grammar: Grammar, caller: str, error: InvalidRequestError, *, is_costly: bool
+    ) -> None:
         """Remember a refusal. A costly one took a whole trial, or broke its process."""
         now = self._clock()
-        self._faults[_digest(grammar)] = now + REMEMBERED_S, fault
+        self._faults[_digest(grammar)] = now + REMEMBERED_S, error.message, error.param or ""
         if len(self._faults) > MAX_REMEMBERED:
             self._faults.popitem(last=False)
         if is_costly and caller:

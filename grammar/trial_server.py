@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 from llguidance import LLTokenizer
 
-from tandem.grammar.compiled import compile_source, load_tokenizer
-from tandem.grammar.source import matcher_source
+from tandem.grammar.compiled import load_tokenizer
+from tandem.grammar.source import tried_source
 from tandem.grammar.verdict import LENGTH, Order, Verdict, framed
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.messages import Grammar
@@ -120,11 +120,9 @@ def _try(id: int, grammar: Grammar, tokenizer: LLTokenizer, out: int) -> None:
 
 def _verdict_on(id: int, grammar: Grammar, tokenizer: LLTokenizer) -> Verdict:
     try:
-        source = matcher_source(grammar, tokenizer)
-        compile_source(tokenizer, grammar, source)
+        return Verdict(id, tried_source(grammar, tokenizer))
     except InvalidRequestError as error:
-        return Verdict(id, fault=error.message)
-    return Verdict(id, source)
+        return Verdict(id, fault=error.message, field=error.param or "grammar")
 
 
 def main() -> None:

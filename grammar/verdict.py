@@ -22,6 +22,7 @@ class Verdict(msgspec.Struct, array_like=True):
     id: int
     source: str = ""
     fault: str = ""
+    field: str = "grammar"  # at fault
     is_broken: bool = False  # the grammar has ended its process
 
 

@@ -8,6 +8,7 @@ import uvloop
 
 from tandem.decode.config import DisaggConfig
 from tandem.engine.models.model_code import choose_model_config
+from tandem.frontend.config import new_page_key
 from tandem.launch.cli.options import ModelOptions
 from tandem.launch.config.live import parse_live
 from tandem.launch.config.model import EffectiveConfig
@@ -42,11 +43,15 @@ def run_frontend_role(effective: EffectiveConfig) -> None:
 
 def run_page(effective: EffectiveConfig, port: int) -> None:
     """Block until a signal ends a frontend for this machine alone, whose page is printed."""
-    own = {"host": "127.0.0.1", "port": port or free_port("127.0.0.1"), "api_keys": ""}
-    own |= {"api_keys_file": None, "tls_cert_file": None, "tls_key_file": None}
-    settings = [Setting(f"frontend.{key}", value, "tandem ui") for key, value in own.items()]
-    print(f"live page: http://127.0.0.1:{own['port']}/ui", flush=True)
-    run_frontend_role(effective.with_settings(settings))
+    port = port or free_port("127.0.0.1")
+    key = effective.config.frontend.page_key or new_page_key()
+    own = {"host": "127.0.0.1", "port": port, "api_keys": "", "api_keys_file": None}
+    own |= {"page_key": key, "tls_cert_file": None, "tls_key_file": None}
+    settings = [Setting(f"frontend.{name}", value, "tandem ui") for name, value in own.items()]
+    effective = effective.with_settings(settings)
+    link = effective.config.frontend.page_url(f"http://127.0.0.1:{port}")
+    print(f"live page: {link}", flush=True)
+    run_frontend_role(effective)
 
 
 def run_worker_role(

@@ -241,7 +241,7 @@ def notes(report: InstanceReport) -> list[str]:
         )
     if excluded:
         found.append(f"takes no KV from {excluded}: its blocks failed verification repeatedly")
-    name = f"{report.role} {report.instance.instance_id[:8]}"
+    name = f"{row_name(report)} {report.instance.instance_id[:8]}"
     return [f"{name}: {note}" for note in found]
 
 
@@ -254,11 +254,17 @@ def _instances_table(reports: list[InstanceReport]) -> Table:
     for report in sorted(reports, key=place_of):
         instance = report.instance
         table.add_row(
-            *(report.role, instance.instance_id[:8], instance.epoch[:8], instance.model),
+            *(row_name(report), instance.instance_id[:8], instance.epoch[:8], instance.model),
             *(instance.address, f"{instance.pid}", report.state),
             *_load_cells(report.worker),
         )
     return table
+
+
+def row_name(report: InstanceReport) -> str:
+    """Return the role; that of a connector, which has a row beside its engine's, says so."""
+    is_connector = report.worker is not None and "engine" in report.worker.details
+    return f"{report.role} connector" if is_connector else report.role
 
 
 def place_of(report: InstanceReport) -> tuple[int, str]:
@@ -272,9 +278,9 @@ def _load_cells(worker: WorkerStatus | None) -> list[str]:
     if worker is None:
         return ["-"] * 5
     load = worker.load
+    requests = [f"{load.num_running}", f"{load.num_waiting}"]
+    if not load.num_blocks:  # of an engine that keeps its pool to itself
+        return [*requests, *["-"] * 3]
     num_used = load.num_blocks - load.num_free_blocks - load.num_cached_blocks
-    share = f" ({100 * num_used / load.num_blocks:.0f}%)" if load.num_blocks else ""
-    return [
-        *(f"{load.num_running}", f"{load.num_waiting}"),
-        *(f"{num_used}{share}", f"{load.num_cached_blocks}", f"{load.num_free_blocks}"),
-    ]
+    used = f"{num_used} ({100 * num_used / load.num_blocks:.0f}%)"
+    return [*requests, used, f"{load.num_cached_blocks}", f"{load.num_free_blocks}"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tandem.models import hub
 from tandem.runtime.errors import ModelError
+from tandem.runtime.extras import install_command
 
 BUNDLED_MODEL_NAME = "tandem-tiny"
 BUNDLED_MODEL = Path(__file__).resolve().parent / BUNDLED_MODEL_NAME
@@ -38,7 +39,7 @@ def resolve_model(name_or_path: str | Path) -> Path:
     if not HUB_ID.fullmatch(name):
         raise _not_found(name, [*tried, "not a hub id, which reads owner/name"])
     if importlib.util.find_spec("huggingface_hub") is None:
-        hint = "the hub was not asked: install huggingface_hub (pip install 'tandem-serve[hub]')"
+        hint = f"the hub was not asked: install huggingface_hub ({install_command('hub')})"
         raise _not_found(name, [*tried, hint])
     return _download(name, tried)
 

@@ -147,7 +147,7 @@ class PrefillRole:
             # One at a time: the next may exceed the budget, and other workers may be idle.
             try:
                 await self._worker.own_prompts.none.wait()
-                while await self._leaves_tickets():
+                while self._leaves_tickets():
                     await asyncio.sleep(LEAVE_S)
                 for delivery in await self.queue.receive(1, config.receive_timeout_s):
                     await self._begin(Job(tools, delivery), delivery)
@@ -185,19 +185,22 @@ class PrefillRole:
         renew_interval_s = settings.queue.ack_wait_s / 3
         return JobTools(sender_tools, self.metrics, self._worker.trace, renew_interval_s)
 
-    async def _leaves_tickets(self) -> bool:
-        """Return True while another worker should take tickets, by this one's load."""
-        worker = self._worker
-        return self.engine.has_step_target and worker.leaves_tickets(await worker.load())
+    def _leaves_tickets(self) -> bool:
+        """Return True while another worker should take tickets, by the load reported last."""
+        load = self._worker.last_load
+        return load is not None and self._worker.leaves_tickets(load)
 
     async def _begin(self, job: Job, delivery: Delivery) -> None:
-        if await self._leaves_tickets():  # answers came while the ticket was on its way
+        if self._leaves_tickets():  # answers came while the ticket was on its way
             await delivery.nak(GIVE_BACK_DELAY_S)
             return
         if job.ticket.decode_instance == self.node.instance_id:
             await self._end_own_ticket(delivery)
             return
         if not self._worker.own_prompts.none.is_set():  # one came while the ticket was on its way
+            await delivery.nak(GIVE_BACK_DELAY_S)
+            return
+        if job.ticket.num_tokens > self.node.max_prompt_tokens:  # for a worker with more context
             await delivery.nak(GIVE_BACK_DELAY_S)
             return
         await self._jobs.begin(job, delivery)

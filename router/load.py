@@ -22,8 +22,8 @@ class InstanceLoad:
     block_size: int = 16
     costs: StepCosts | None = None  # as the instance learned them, or borrowed; None: not known
     nominal_s: tuple[float, float] = (0.0, 0.0)  # of a typical prompt and step, by `costs`
-    last_pace: Pace[float] | None = None  # since the last change; None: to be computed
     num_blocks: int = 0  # that it has; 0: not known
+    num_rows: int = 0  # batch rows: answers that run at once; 0: not known
     takes_tickets: bool = False  # it computes prompts of other workers' answers too
     num_requests: int = 0
     num_prefilling: int = 0  # of these, before their first token
@@ -36,6 +36,7 @@ class InstanceLoad:
     foreign_blocks: float = 0.0  # of other frontends' requests
     foreign_pending_blocks: int = 0
     foreign_decodes: int = 0
+    foreign_requests: int = 0
     reported_context: float = 0.0  # tokens of a running answer; 0: not known
     prompt_rate: float = 0.0  # seconds of computing prompts, a second, at `rated_at_s`
     rated_at_s: float = 0.0
@@ -43,6 +44,7 @@ class InstanceLoad:
     def report(self, report: LoadReport, block_size: int) -> None:
         """Note the instance's own view, in which our requests are included."""
         self.block_size, self.num_blocks = block_size, report.num_blocks
+        self.num_rows = report.max_num_seqs
         self.takes_tickets = report.role == "both"
         if report.costs is not None:
             self.set_costs(report.costs)
@@ -57,6 +59,7 @@ class InstanceLoad:
         pending_blocks = report.num_waiting_tokens // block_size
         self.foreign_pending_blocks = max(0, pending_blocks - self.pending_blocks)
         self.foreign_decodes = max(0, report.num_decodes - self._own_decodes())
+        self.foreign_requests = max(0, num_requests - self.num_requests)
         self.reported_context = report.decode_context / max(1, report.num_decodes)
         self.num_reported = self.num_left = self.num_requests
         self.num_reports += 1
@@ -64,14 +67,12 @@ class InstanceLoad:
     def set_costs(self, costs: StepCosts) -> None:
         """Set the costs of steps, the instance's own or borrowed ones."""
         if costs != self.costs:
-            self.costs, self.nominal_s, self.last_pace = costs, nominal_s(costs), None
+            self.costs, self.nominal_s = costs, nominal_s(costs)
             self.has_new_costs = True
 
     def pace(self) -> Pace[float] | None:
         """Return the pace, or None while no costs are known."""
-        if self.last_pace is None and self.costs is not None:
-            self.last_pace = Pace.of(self._place(self.costs))
-        return self.last_pace
+        return None if self.costs is None else Pace.of(self._place(self.costs))
 
     def active(self) -> float:
         """Return the blocks of running requests, of all frontends."""
@@ -83,29 +84,41 @@ class InstanceLoad:
         return self.pending_blocks + self.foreign_pending_blocks
 
     @property
-    def has_target(self) -> bool:
-        """True where a target of the time between tokens is set, and tickets are taken too.
-
-        Only there can a worker without answers compute the prompts of others.
-        """
-        return self.takes_tickets and self.costs is not None and self.costs.has_target
+    def is_shared(self) -> bool:
+        """True where tickets are taken too: without answers it can compute the others' prompts."""
+        return self.takes_tickets and self.costs is not None
 
     @property
     def max_context(self) -> int:
         """The tokens of answers that it has blocks for."""
         return self.num_blocks * self.block_size
 
+    @property
+    def ttft_target_s(self) -> float:
+        """The seconds in which a first token should come; infinity without such a target."""
+        target_s = None if self.costs is None else self.costs.ttft_target_s
+        return math.inf if target_s is None else target_s
+
     def num_fillable(self) -> float:
-        """Return the blocks that one more answer may have here."""
-        return self.num_blocks - self.active()
+        """Return the blocks that one more answer may have here; infinity where it is not known."""
+        return self.num_blocks - self.active() if self.num_blocks else math.inf
+
+    def num_free_rows(self) -> float:
+        """Return the answers that may come before one waits for a row, or infinity as above."""
+        return self.num_rows - self.num_answers if self.num_rows else math.inf
+
+    @property
+    def num_answers(self) -> int:
+        """Requests that have a batch row or will, of all frontends."""
+        return self.num_requests + self.foreign_requests
 
     def rate_of_prompts(self, now_s: float) -> float:
         """Return the seconds of computing prompts of ours, a second."""
         return self.prompt_rate * math.exp((self.rated_at_s - now_s) / RATE_S)
 
     def rate_prompt(self, num_tokens: int, now_s: float) -> None:
-        """Count a prompt of ours with so many tokens to be computed, where a target is set."""
-        if self.costs is None or not self.has_target:
+        """Count a prompt of ours with so many tokens to be computed, where tickets are taken."""
+        if self.costs is None or not self.takes_tickets:
             return
         _, per_token_s, per_position_s = self.costs.prompt_s
         compute_s = num_tokens * (per_token_s + per_position_s * num_tokens / 2)

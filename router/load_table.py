@@ -5,14 +5,16 @@ from collections.abc import Iterable
 import numpy as np
 
 from tandem.router.load import RATE_S, InstanceLoad
-from tandem.router.predict import Floats, Pace, bounding_arrays, bounding_factors, scaled
+from tandem.router.predict import Floats, Pace, bounding_arrays, scaled
 
 _NUM_PACE = 10  # of the columns: the fields of a Pace, in their order
-_PROMPT_S, _DECODE_S, _NUM_REQUESTS, _PENDING, _ACTIVE = range(_NUM_PACE, _NUM_PACE + 5)
-# Of instances with a target; the rate of prompts is as of `rated at`.
-_HAS_TARGET, _FILLABLE, _RATE, _RATED_AT, _NUM_DECODES, _CONTEXT = range(_ACTIVE + 1, _ACTIVE + 7)
+_PROMPT_S, _DECODE_S, _TTFT_TARGET, _NUM_REQUESTS, _PENDING, _ACTIVE, _FILLABLE, _ROWS = range(
+    _NUM_PACE, _NUM_PACE + 8
+)
+# Of instances that take tickets too; the rate of prompts is as of `rated at`.
+_IS_SHARED, _RATE, _RATED_AT, _NUM_ANSWERS, _CONTEXT = range(_ROWS + 1, _ROWS + 6)
 _NO_COSTS = (np.nan,) * (_NUM_PACE + 2)
-_NO_TARGET = (0.0,) * 6
+_NOT_SHARED = (0.0,) * 5
 _FIRST_CAPACITY = 16
 Pressing = tuple[float, int, float, float]  # rate, workers, answers, context
 
@@ -33,7 +35,7 @@ class LoadTable:
         self._first: Floats = self._columns[:, :0]  # the part of the columns with these
         self._have_costs_changed = True  # of any instance, since the factors were computed
         self._factors: tuple[Floats, Floats] | None = None
-        self._has_any_target = False  # at any time so far
+        self._is_any_shared = False  # at any time so far
 
     def get(self, instance_id: str) -> InstanceLoad | None:
         """Return the load of an instance, None for one that is not in the table."""
@@ -54,7 +56,6 @@ class LoadTable:
 
     def changed(self, instance_id: str) -> None:
         """Note that the load of an instance is another one now."""
-        self._loads[instance_id].last_pace = None
         self._changed[instance_id] = None
 
     def remove(self, instance_id: str) -> None:
@@ -109,51 +110,46 @@ class LoadTable:
         num_requests: Floats = self._first[_NUM_REQUESTS]
         return num_requests
 
-    def targets(self, now_s: float) -> tuple[Floats, Floats, Floats, Pressing] | None:
-        """Return which candidates have a target, 1 or 0, their answers and the blocks for another.
+    def fit(self, num_blocks: int) -> Floats:
+        """Return which candidates have a batch row and `num_blocks` blocks left, 1 or 0."""
+        first = self._first
+        return (first[_ROWS] >= 1) * (first[_FILLABLE] >= num_blocks) * 1.0
 
-        With them come arguments of `num_holding`. None where no candidate has a target.
+    def ttft_targets(self) -> Floats:
+        """Return the seconds in which a first token should come at each candidate, or infinity."""
+        targets_s: Floats = self._first[_TTFT_TARGET]
+        return targets_s
+
+    def sharing(self, now_s: float) -> tuple[Floats, Floats, Pressing] | None:
+        """Return which candidates take tickets too, 1 or 0, and the answers of these.
+
+        With them come arguments of `num_holding`. None where no candidate does.
         """
         first = self._first
-        if not self._has_any_target or not (num_workers := int(first[_HAS_TARGET].sum())):
+        if not self._is_any_shared or not (num_workers := int(first[_IS_SHARED].sum())):
             return None
         rate = first[_RATE] @ np.exp((first[_RATED_AT] - now_s) / RATE_S)
-        num_decodes, context = first[_NUM_DECODES:].sum(axis=1).tolist()
-        pressing = (float(rate), num_workers, num_decodes, context)
-        return first[_HAS_TARGET], first[_NUM_DECODES], first[_FILLABLE], pressing
+        num_answers, context = first[_NUM_ANSWERS:].sum(axis=1).tolist()
+        pressing = (float(rate), num_workers, num_answers, context)
+        return first[_IS_SHARED], first[_NUM_ANSWERS], pressing
 
     def _update(self) -> None:
         for instance_id in self._changed:
             load = self._loads[instance_id]
             self._have_costs_changed |= load.has_new_costs
             load.has_new_costs = False
-            self._has_any_target |= load.has_target
+            self._is_any_shared |= load.is_shared
             self._columns[:, load.row] = (
                 *_paces_of(load),
+                load.ttft_target_s,
                 load.num_requests,
                 load.pending(),
                 load.active(),
-                *(_target_of(load) if load.has_target else _NO_TARGET),
+                load.num_fillable(),
+                load.num_free_rows(),
+                *(_sharing(load) if load.is_shared else _NOT_SHARED),
             )
         self._changed.clear()
-
-
-def few_paces(loads: list[InstanceLoad]) -> list[Pace[float]] | None:
-    """Return what `LoadTable.paces` does, in numbers: faster where the instances are few."""
-    paces = [pace for load in loads if (pace := load.pace()) is not None]
-    if len(paces) < len(loads):
-        if not paces:
-            return None
-        _lend(loads)
-        return few_paces(loads)
-    if len(loads) == 1:
-        return paces
-    by_prompts = bounding_factors([load.nominal_s[0] for load in loads])
-    by_decodes = bounding_factors([load.nominal_s[1] for load in loads])
-    if by_prompts is None and by_decodes is None:
-        return paces
-    ones = [1.0] * len(loads)
-    return list(map(scaled, paces, by_prompts or ones, by_decodes or ones))
 
 
 def _lend(loads: list[InstanceLoad]) -> None:
@@ -167,15 +163,14 @@ def _lend(loads: list[InstanceLoad]) -> None:
             load.set_costs(costs)
 
 
-def _target_of(load: InstanceLoad) -> Iterable[float]:
-    """Return the columns of an instance with a target."""
+def _sharing(load: InstanceLoad) -> Iterable[float]:
+    """Return the columns of an instance that takes tickets."""
     return (
         1.0,
-        load.num_fillable(),
         load.prompt_rate,
         load.rated_at_s,
-        load.num_decodes,
-        load.num_decodes * load.context,
+        load.num_answers,
+        load.num_answers * load.context,
     )
 
 

@@ -1,9 +1,8 @@
 """The choice of a decode worker: the cheapest by predicted delays, with prefix overlap. Pure."""
 
-import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,16 +10,17 @@ from msgspec import Struct
 
 from tandem.router.config import RouterConfig
 from tandem.router.kv_index import KvIndex
-from tandem.router.load import InstanceLoad
-from tandem.router.load_table import LoadTable, few_paces
-from tandem.router.predict import MAX_SLOWNESS, Floats, Pace, delay_s, num_holding
+from tandem.router.load_table import LoadTable
+from tandem.router.predict import (
+    MAX_SLOWNESS,
+    SHARE_TRIED,
+    SHARE_UNBEARABLE,
+    Floats,
+    delay_s,
+    num_holding,
+)
 from tandem.runtime.cluster_messages import LoadReport
 
-# The position among the candidates, its cost, and the seconds to the first token; None: not known.
-Choice = tuple[int, float, float | None]
-
-SHARE_TRIED = 0.02  # of prompts, at an idle worker whose learned costs may be old
-SHARE_UNBEARABLE = 0.1  # of these, at one that seems slower than MAX_SLOWNESS for the prompt
 MARGIN = 0.1  # of a predicted delay: learned costs of alike workers differ by this
 
 
@@ -57,9 +57,12 @@ class Router:
     the fewest requests in flight win, then chance. A small share of prompts tries an idle instance
     whose costs seem higher, so that these are learned anew.
 
-    With a target of the time between tokens, and prompts that come fast, only as many workers are
-    chosen from as hold all answers in time, those with the most of them. The others soon have
-    none: there prompts are computed without short steps.
+    Instances without a batch row or the blocks for the prompt are passed over, and with a target
+    of the first token those that would miss it, as long as another one is left.
+
+    Of workers that take tickets too, where prompts take much of the time, only as many are chosen
+    from as should hold the answers (`num_holding`), those with the most of them. The others soon
+    have none: there prompts are computed without answers that wait for them.
 
     The caller reports the start, the first token and the end of each request; `index` and
     `update_load` add the rest.
@@ -67,7 +70,6 @@ class Router:
 
     config: RouterConfig
     rng: random.Random = field(default_factory=random.Random)
-    few: int = 16  # candidates, up to which plain numbers are faster than arrays
     clock: Callable[[], float] = time.monotonic
     index: KvIndex = field(init=False)
     _loads: LoadTable = field(default_factory=LoadTable)
@@ -93,125 +95,76 @@ class Router:
         return self.index.holds_any(candidates)
 
     def choose(
-        self, candidates: list[str], hashes: list[bytes], num_blocks: int
+        self,
+        candidates: list[str],
+        hashes: list[bytes],
+        num_blocks: int,
+        ttft_target_s: float | None = None,
     ) -> RoutingDecision:
         """Return the instance for a prompt of `num_blocks` blocks; `hashes` are of the full ones.
 
-        `hashes` may be empty where `heeds_prefix` is False.
+        `hashes` may be empty where `heeds_prefix` is False. `ttft_target_s` is the request's own,
+        in place of that which the instances report.
         """
-        if len(candidates) == 1:
-            best, load = 0, self._loads.add(candidates[0])
-            overlap = self.index.match(hashes, candidates).get(candidates[0], 0) if hashes else 0
-            pace = load.pace()
-            if pace is None:
-                cost, first_token_s = self._num_blocks_of(load, overlap, num_blocks), None
-            else:
-                cost, first_token_s = self._seconds_of(pace, overlap, num_blocks, load.block_size)
-        elif len(candidates) <= self.few:
-            matches = self.index.match(hashes, candidates) if hashes else {}
-            few_cached = [matches.get(each, 0) for each in candidates]
-            best, cost, first_token_s = self._choose_of_few(candidates, few_cached, num_blocks)
-            overlap = few_cached[best]
+        loads = self._loads
+        loads.arrange(candidates)
+        num_cached = self.index.depths(hashes, candidates) if hashes else None
+        seconds = self._seconds(candidates, num_cached, num_blocks)
+        if seconds is None:
+            costs, num_heeded, margin = self._blocks(num_cached, num_blocks), None, 0.0
         else:
-            depths = self.index.depths(hashes, candidates) if hashes else None
-            best, cost, first_token_s = self._choose_of_many(candidates, depths, num_blocks)
-            overlap = 0 if depths is None else int(depths[best])
+            first_token_s, costs = seconds
+            num_heeded, margin = num_cached, MARGIN
+        fit = loads.fit(num_blocks)
+        holding = None
+        if seconds is not None:
+            holding = self._holding(candidates, fit)
+            targets_s = loads.ttft_targets() if ttft_target_s is None else ttft_target_s
+            fit = fit if holding is None else fit * holding
+            in_time = fit * (first_token_s <= targets_s)
+            fit = in_time if in_time.any() else fit
+        if fit.any() and not fit.all():
+            costs = np.where(fit, costs, np.inf)
+        best = self._best(costs, num_heeded, margin)
+        if seconds is not None and holding is None:
+            best = self._tried(best, candidates, costs, num_cached)
+        overlap = 0 if num_cached is None else int(num_cached[best])
         among = f"{len(candidates)}, overlap {overlap}/{num_blocks}"
-        if first_token_s is None:
+        cost = costs.item(best)
+        if seconds is None:
             reason = "the only instance" if len(candidates) == 1 else f"cost {cost:g} of {among}"
             return RoutingDecision(candidates[best], overlap, reason)
-        predicted_ms, cost_ms = first_token_s * 1e3, cost * 1e3
+        predicted_ms, cost_ms = first_token_s.item(best) * 1e3, cost * 1e3
         reason = (
             f"first token in {predicted_ms:.1f} ms, all answers' delays {cost_ms:.1f}; 1 of {among}"
         )
         return RoutingDecision(candidates[best], overlap, reason, predicted_ms, cost_ms)
 
-    def _choose_of_few(
-        self, candidates: list[str], num_cached: list[int], num_blocks: int
-    ) -> Choice:
-        """Choose in plain numbers."""
-        loads = [self._loads.add(each) for each in candidates]
-        paces = few_paces(loads)
-        if paces is None:
-            costs = [
-                self._num_blocks_of(load, num, num_blocks)
-                for load, num in zip(loads, num_cached, strict=True)
-            ]
-            best = self._best_of_few(loads, costs, [0] * len(costs), 0.0)
-            return best, costs[best], None
-        block_size = loads[0].block_size
-        seconds = [
-            self._seconds_of(pace, num, num_blocks, block_size)
-            for pace, num in zip(paces, num_cached, strict=True)
-        ]
-        holding, costs = self._holding_of_few(loads, num_blocks), [cost_s for cost_s, _ in seconds]
-        if holding is not None:
-            costs = [cost if index in holding else math.inf for index, cost in enumerate(costs)]
-        best = self._best_of_few(loads, costs, num_cached, MARGIN)
-        if holding is None:
-            best = self._tried(best, candidates, costs, num_cached)
-        return best, *seconds[best]
+    def _blocks(self, num_cached: Floats | None, num_blocks: int) -> Floats:
+        """Return the costs in blocks, where no costs of steps are known."""
+        pending, active = self._loads.blocks()
+        num_missing = num_blocks - (0.0 if num_cached is None else num_cached)
+        return self.config.overlap_weight * (np.maximum(num_missing, 0.0) + pending) + active
 
-    def _num_blocks_of(self, load: InstanceLoad, num_cached: int, num_blocks: int) -> float:
-        """Return the cost at an instance, in blocks."""
-        num_missing = max(num_blocks - num_cached, 0)
-        return self.config.overlap_weight * (num_missing + load.pending()) + load.active()
-
-    def _seconds_of(
-        self, pace: Pace[float], num_cached: int, num_blocks: int, block_size: int
-    ) -> tuple[float, float]:
-        """Return the cost at an instance, in seconds, and those to the first token."""
-        num_missing = num_blocks - self.config.overlap_weight * num_cached
-        compute_s = pace.compute_s(max(num_missing * block_size, 1.0), num_cached * block_size)
-        first_token_s = pace.wait_s + compute_s
-        return delay_s(first_token_s, compute_s, pace.num_decodes), first_token_s
-
-    def _best_of_few(
-        self, loads: list[InstanceLoad], costs: list[float], num_cached: list[int], margin: float
-    ) -> int:
-        """Return the position of the cheapest, or of one that is as good."""
-        cheapest = costs.index(min(costs))
-        limit, num_least = costs[cheapest] * (1 + margin), num_cached[cheapest]
-        good = [
-            index
-            for index, cost in enumerate(costs)
-            if cost <= limit and num_cached[index] >= num_least
-        ]
-        if len(good) > 1:
-            fewest = min(loads[index].num_requests for index in good)
-            good = [index for index in good if loads[index].num_requests == fewest]
-        return good[self.rng.randrange(len(good)) if len(good) > 1 else 0]
-
-    def _choose_of_many(
+    def _seconds(
         self, candidates: list[str], num_cached: Floats | None, num_blocks: int
-    ) -> Choice:
-        """Choose in arrays. None: no candidate holds a block of the prompt."""
-        self._loads.arrange(candidates)
-        weight = self.config.overlap_weight
+    ) -> tuple[Floats, Floats] | None:
+        """Return the seconds to the first token, and the costs; None where none are known."""
         pace = self._loads.paces()
         if pace is None:
-            pending, active = self._loads.blocks()
-            num_missing = num_blocks if num_cached is None else num_blocks - num_cached
-            costs = weight * (np.maximum(num_missing, 0.0) + pending) + active
-            best = self._best_of_many(costs, None, 0.0)
-            return best, costs.item(best), None
+            return None
         block_size = self._loads.add(candidates[0]).block_size
         if num_cached is None:
             compute_s = pace.compute_s(max(float(num_blocks * block_size), 1.0), 0.0)
         else:
-            num_tokens = np.maximum((num_blocks - weight * num_cached) * block_size, 1.0)
-            compute_s = pace.compute_s(num_tokens, num_cached * block_size)
+            num_missing = num_blocks - self.config.overlap_weight * num_cached
+            compute_s = pace.compute_s(
+                np.maximum(num_missing * block_size, 1.0), num_cached * block_size
+            )
         first_token_s = pace.wait_s + compute_s
-        costs = delay_s(first_token_s, compute_s, pace.num_decodes)
-        holding = self._holding_of_many(candidates, num_blocks)
-        if holding is not None:
-            costs = np.where(holding, costs, np.inf)
-        best = self._best_of_many(costs, num_cached, MARGIN)
-        if holding is None:
-            best = self._tried(best, candidates, costs, num_cached)
-        return best, costs.item(best), first_token_s.item(best)
+        return first_token_s, delay_s(first_token_s, compute_s, pace.num_decodes)
 
-    def _best_of_many(self, costs: Floats, num_cached: Floats | None, margin: float) -> int:
+    def _best(self, costs: Floats, num_cached: Floats | None, margin: float) -> int:
         """Return the position of the cheapest, or of one that is as good."""
         cheapest = costs.argmin()
         is_good = costs <= costs[cheapest] * (1 + margin)
@@ -224,11 +177,7 @@ class Router:
         return int(good[self.rng.randrange(len(good)) if len(good) > 1 else 0])
 
     def _tried(
-        self,
-        best: int,
-        candidates: list[str],
-        costs: Sequence[float] | Floats,
-        num_cached: Sequence[int] | Floats | None,
+        self, best: int, candidates: list[str], costs: Floats, num_cached: Floats | None
     ) -> int:
         """Return `best`, or now and then an idle worker that may be as good.
 
@@ -244,50 +193,26 @@ class Router:
         is_as_long = num_cached is None or num_cached[other] >= num_cached[best]
         return other if is_idle and is_bearable and is_as_long else best
 
-    def _holding_of_few(self, loads: list[InstanceLoad], num_blocks: int) -> set[int] | None:
-        """Return the positions of the instances to choose from; None: all.
+    def _holding(self, candidates: list[str], fit: Floats) -> Floats | None:
+        """Return which instances to choose from, 1 or 0; None: all.
 
-        Those with a target that have the most answers, and those without one.
+        Of those that take tickets the ones with the most answers, and all others.
         """
-        ranked = [index for index, load in enumerate(loads) if load.has_target]
-        costs = loads[ranked[0]].costs if ranked else None
-        if costs is None:
+        sharing = self._loads.sharing(self.clock())
+        if sharing is None:
             return None
-        with_target, now_s = [loads[index] for index in ranked], self.clock()
-        num_held = num_holding(
-            costs,
-            with_target[0].max_context,
-            sum(load.rate_of_prompts(now_s) for load in with_target),
-            len(ranked),
-            sum(load.num_decodes for load in with_target),
-            sum(load.num_decodes * load.context for load in with_target),
-        )
-        if num_held >= len(ranked):
-            return None
-        ranked.sort(key=lambda index: -loads[index].num_decodes)
-        while num_held < len(ranked) and all(
-            loads[index].num_fillable() < num_blocks for index in ranked[:num_held]
-        ):
-            num_held += 1
-        return set(range(len(loads))).difference(ranked[num_held:])
-
-    def _holding_of_many(self, candidates: list[str], num_blocks: int) -> Floats | None:
-        """Return what `_holding_of_few` does, as a mask."""
-        targets = self._loads.targets(self.clock())
-        if targets is None:
-            return None
-        has_target, num_decodes, num_fillable, pressing = targets
-        load = self._loads.add(candidates[int(has_target.argmax())])
+        is_shared, num_answers, pressing = sharing
+        load = self._loads.add(candidates[int(is_shared.argmax())])
         if load.costs is None:
             return None
-        num_held = num_holding(load.costs, load.max_context, *pressing)
+        num_held = num_holding(load.costs, load.max_context, load.num_rows, *pressing)
         if num_held >= pressing[1]:
             return None
-        ranked = np.argsort(np.where(has_target, -num_decodes, np.inf), kind="stable")
-        have_room = num_fillable[ranked] >= num_blocks
+        ranked = np.argsort(np.where(is_shared, -num_answers, np.inf), kind="stable")
+        have_room = fit[ranked] > 0
         if not have_room[:num_held].any():
             num_held = int(have_room.argmax()) + 1 if have_room.any() else len(ranked)
-        holding = 1 - has_target
+        holding = 1 - is_shared
         holding[ranked[:num_held]] = 1.0
         return holding
 

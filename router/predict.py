@@ -2,9 +2,9 @@
 
 Times come from the step costs that each worker learns and reports: a step with decodes takes
 `c + n * per_decode + context * per_context`, prompts add `c + tokens * per_token` and, for each
-token, its position. Prompts are computed in order of arrival; beside decodes a step holds as many
-prompt tokens as keep it under the worker's longest step. The formulas of a `Pace` hold for one
-worker, in numbers, and for many at once, in arrays.
+token, its position, less what is hidden in a step with both. Prompts are computed in order of
+arrival; beside decodes a step holds as many prompt tokens as keep it under the worker's longest
+step. The formulas of a `Pace` hold for one worker, in numbers, and for many at once, in arrays.
 """
 
 import math
@@ -20,11 +20,15 @@ from tandem.runtime.cluster_messages import LoadReport, StepCosts
 Floats = NDArray[np.float64]
 Real = TypeVar("Real", float, Floats)
 
+ANSWER_WEIGHT = 0.5  # of the delay of a running answer, beside that of a first token
 PLANNED_SHARE = 0.9  # of the longest step, as the scheduler plans it
 FLOOR_TOKENS = 16  # of prompts in a step, however long its decodes take
 PACKED_SHARE = 0.85  # of the longest step, that answers with a target take on few workers
 FILLED_SHARE = 0.9  # of the blocks, that they take there
+PACKING_GAIN = 1.2  # times the time for prompts, from which answers stand on few workers
 PRESSING_SHARE = 0.15  # of the time that answers on all workers leave prompts
+SHARE_TRIED = 0.02  # of prompts, at an idle worker whose learned costs may be old
+SHARE_UNBEARABLE = 0.1  # of these, at one that seems slower than MAX_SLOWNESS for the prompt
 MAX_SLOWNESS = 4.0  # times the fastest of several workers, that any of them counts as
 _TINY_S = 1e-12
 _NOMINAL_TOKENS, _NOMINAL_DECODES, _NOMINAL_CONTEXT = 1024, 16, 16_384
@@ -76,6 +80,8 @@ class Pace(Struct, Generic[Real], frozen=True, gc=False):
         waiting_s = load.num_waiting_tokens * costs.prompt_s[1]
         num_steps = math.ceil(load.num_waiting_tokens / room)
         overhead_s = costs.prompt_s[0] + decode_s
+        if load.num_decodes:
+            overhead_s -= _hidden_s(costs)
         wait_s = waiting_s + num_steps * overhead_s
         return Pace(
             *costs.prompt_s, decode_s, room, waiting_s, num_steps, load.num_decodes,
@@ -97,8 +103,12 @@ def _ceil(number: Real) -> Real:
 
 
 def delay_s(first_token_s: Real, compute_s: Real, num_delayed: Real) -> Real:
-    """Return the delay of all answers together: of a new one's first token, and of the others."""
-    return first_token_s + num_delayed * compute_s
+    """Return the delay of all answers together: of a new one's first token, and of the others.
+
+    Tokens of the others count ANSWER_WEIGHT: with their whole delay long prompts would queue at the
+    worker with the fewest answers for longer than these are worth.
+    """
+    return first_token_s + ANSWER_WEIGHT * num_delayed * compute_s
 
 
 def nominal_s(costs: StepCosts) -> tuple[float, float]:
@@ -121,7 +131,9 @@ def bounding_arrays(prompt_s: Floats, decode_s: Floats) -> tuple[Floats, Floats]
 def scaled(pace: Pace[Real], by_prompts: Real, by_decodes: Real) -> Pace[Real]:
     """Return the pace with other seconds of prompts and of decodes, by these factors."""
     per_step_s, decode_s = pace.per_step_s * by_prompts, pace.decode_s * by_decodes
-    waiting_tokens_s, overhead_s = pace.waiting_tokens_s * by_prompts, per_step_s + decode_s
+    waiting_tokens_s = pace.waiting_tokens_s * by_prompts
+    shorter_s = pace.per_step_s - per_step_s + pace.decode_s - decode_s
+    overhead_s = np.maximum(pace.overhead_s - shorter_s, 0.0)
     return replace(
         pace,
         per_step_s=per_step_s,
@@ -143,14 +155,6 @@ def _factors(seconds: Floats) -> Floats:
     longest_s = MAX_SLOWNESS * seconds.min(initial=math.inf, where=seconds > 0)
     factors: Floats = np.minimum(1.0, longest_s / np.maximum(seconds, _TINY_S))
     return factors
-
-
-def bounding_factors(seconds: list[float]) -> list[float] | None:
-    """Return the factors that keep a few `seconds` within the bound, None where these do."""
-    longest_s = MAX_SLOWNESS * min(filter(None, seconds), default=math.inf)
-    if max(seconds) <= longest_s:
-        return None
-    return [min(1.0, longest_s / max(each, _TINY_S)) for each in seconds]
 
 
 class Prediction(Struct, frozen=True, gc=False):
@@ -197,29 +201,51 @@ def shared_step_s(load: PlaceLoad, num_uncached: int, num_following: int) -> flo
 def num_holding(
     costs: StepCosts,
     max_context: float,
+    max_num_seqs: int,
     prompt_rate: float,
     num_workers: int,
-    num_decodes: float,
+    num_answers: float,
     context: float,
 ) -> int:
     """Return how many workers should hold the answers, if the others compute prompts; or all.
 
-    `prompt_rate` is in seconds of computing, a second, of all workers, and `num_decodes` answers
-    with `context` tokens in all run there; a worker has room for `max_context`. Spread over all
-    workers, answers leave prompts a part of each step. Where prompts need much of it, few workers
-    hold the answers, in steps of PACKED_SHARE of the longest, even if that leaves less at first:
-    answers last, so a worker that gets some could not compute prompts at its full pace for long.
+    `prompt_rate` is in seconds of computing, a second, of all workers, and `num_answers` with
+    `context` tokens in all run there or will; a worker has room for `max_context` and for
+    `max_num_seqs` answers, 0 where that is not known.
+
+    Spread over all workers, answers and prompts share each worker's time. With a target of the time
+    between tokens prompts get what it leaves of each step; where they need much of that, few
+    workers hold the answers, in steps of PACKED_SHARE of the longest, if that leaves prompts
+    clearly more in all. Without a target answers wait for prompts; few workers hold them where each
+    then gets its tokens clearly sooner, and the others have the time for all prompts.
     """
-    longest_s, share = costs.max_step_s, 1 / num_workers
-    spread_s = decode_step_s(costs, math.ceil(num_decodes * share), int(context * share))
-    left_if_spread = (PLANNED_SHARE * longest_s - spread_s - costs.prompt_s[0]) / longest_s
-    if prompt_rate * share <= PRESSING_SHARE * left_if_spread:
+    share = 1 / num_workers
+    spread_s = decode_step_s(costs, math.ceil(num_answers * share), int(context * share))
+    left = _share_left(costs, spread_s)
+    if prompt_rate * share <= PRESSING_SHARE * (left if costs.has_target else 1.0):
         return num_workers
+    longest_s = PACKED_SHARE * costs.max_step_s
+    if not costs.has_target:
+        mixed_s = spread_s / max(1.0 - prompt_rate * share, _TINY_S)
+        longest_s = min(longest_s, mixed_s / PACKING_GAIN)
     constant_s = costs.decode_s[0]
-    answers_s = decode_step_s(costs, math.ceil(num_decodes), int(context)) - constant_s
-    by_time = answers_s / max(PACKED_SHARE * longest_s - constant_s, _TINY_S)
+    answers_s = decode_step_s(costs, math.ceil(num_answers), int(context)) - constant_s
+    by_time = answers_s / max(longest_s - constant_s, _TINY_S)
     by_room = context / max(FILLED_SHARE * max_context, 1.0)
-    return min(max(1, math.ceil(max(by_time, by_room))), num_workers)
+    by_rows = num_answers / (FILLED_SHARE * max_num_seqs) if max_num_seqs else 0.0
+    num_held = min(max(1, math.ceil(max(by_time, by_room, by_rows))), num_workers)
+    packed_s = decode_step_s(costs, math.ceil(num_answers / num_held), int(context / num_held))
+    packed = num_workers - num_held + num_held * _share_left(costs, packed_s)
+    needed = PACKING_GAIN * num_workers * left if costs.has_target else PACKING_GAIN * prompt_rate
+    return num_held if packed > needed else num_workers
+
+
+def _share_left(costs: StepCosts, decodes_s: float) -> float:
+    """Return the share of a worker's time that prompts get beside decodes of `decodes_s`."""
+    if decodes_s == 0.0:
+        return 1.0
+    left_s = PLANNED_SHARE * costs.max_step_s - decodes_s - costs.prompt_s[0] + _hidden_s(costs)
+    return max(0.0, left_s / costs.max_step_s)
 
 
 def decode_step_s(costs: StepCosts, num_decodes: int, context: int) -> float:
@@ -230,9 +256,14 @@ def decode_step_s(costs: StepCosts, num_decodes: int, context: int) -> float:
     return per_step_s + num_decodes * per_decode_s + context * per_context_s
 
 
+def _hidden_s(costs: StepCosts) -> float:
+    """Return the seconds of a step with decodes that are hidden beside many prompt tokens."""
+    return costs.hidden_share * costs.decode_s[0]
+
+
 def _room(costs: StepCosts, decode_s: float) -> int:
     """Return the prompt tokens of a step with decodes that take `decode_s`."""
     per_step_s, per_token_s, _ = costs.prompt_s
-    left_s = PLANNED_SHARE * costs.max_step_s - decode_s - per_step_s
+    left_s = PLANNED_SHARE * costs.max_step_s - decode_s - per_step_s + _hidden_s(costs)
     fitting = left_s / per_token_s if per_token_s > 0 else math.inf
     return int(min(max(fitting, FLOOR_TOKENS), costs.max_tokens_beside, costs.max_tokens))

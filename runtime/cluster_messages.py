@@ -30,6 +30,19 @@ class Instance(Message, frozen=True, tag=False):
     pid_space: str = ""  # processes with the same pid_space see one another's pids
     deployment: str = ""  # of a worker, as in PrefillJob
     metrics: str = ""  # host:port that serves GET /metrics, where a worker has one
+    bootstrap: tuple[str, int] | None = None  # host and port of a prefill engine of the kit
+    max_prompt_tokens: int = 0  # that a worker can prefill; 0: not known
+
+
+class AnswerRules(Message, frozen=True, tag=False):
+    """How the text of a model becomes an answer, where its workers say more than its template."""
+
+    tool_format: str = ""  # of calls; empty: by the chat template
+    reasoning_format: str = ""
+    reasons_first: bool = False  # answers begin with reasoning, also where no mark opens it
+    shows_unused_tools: bool = False  # the template gets the tools of `tool_choice` "none"
+    guided_calls: Literal["", "auto", "always"] = ""  # auto: with `parallel_tool_calls` false
+    are_calls_strict: bool = False  # guided ones follow their schema, whatever their `strict`
 
 
 class ModelCard(Message, frozen=True, tag=False):
@@ -53,6 +66,8 @@ class ModelCard(Message, frozen=True, tag=False):
     max_num_batched_tokens: int | None = None
     weights_digest: str = ""  # workers with other weights do not replace one another
     supports_grammar: bool = False  # of GenerateRequest
+    answers: AnswerRules = AnswerRules()
+    supports_token_rules: bool = False  # allowed_token_ids and bad_words of SamplingParams
 
 
 class RankMetadata(Message, frozen=True, tag=False):
@@ -103,6 +118,9 @@ class StepCosts(Message, frozen=True, tag=False):
     max_tokens: _Tokens  # of a step
     max_tokens_beside: _Tokens  # of prompts, in a step with decodes
     has_target: bool = False  # max_step_s is no longer than a target of the config
+    ttft_target_s: _Seconds | None = None  # of the first token, by the config
+    # Of the smaller of the decodes' constant and the prompts' cost, in a step with both.
+    hidden_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
 
 
 class LoadReport(Message, frozen=True):
@@ -120,6 +138,7 @@ class LoadReport(Message, frozen=True):
     num_decodes: int = 0  # sequences past their prompt
     decode_context: int = 0  # tokens of these
     costs: StepCosts | None = None  # None: not learned yet
+    max_num_seqs: int = 0  # batch rows; 0: not known
 
 
 class LinkReport(Message, frozen=True, tag=False):

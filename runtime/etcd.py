@@ -1,6 +1,7 @@
 """Discovery in etcd: one task keeps the lease, one task per view follows a prefix."""
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -37,6 +38,7 @@ class EtcdDiscovery:
         self._suspect = asyncio.Event()  # something failed: check the lease now
         self._is_behind = False  # etcd may lack a change of own keys
         self.connected = False
+        self.doubt = ""  # a warning about the server's version
 
     # ---- lifecycle ----------------------------------------------------------------------------
 
@@ -59,6 +61,10 @@ class EtcdDiscovery:
                     f"etcd not reachable at {self._config.etcd_endpoints} after {num_attempts} "
                     f"attempts ({took_s:.1f} s): {error.message}"
                 ) from error
+        with contextlib.suppress(ServiceError):  # it may be kept from those who have no role
+            self.doubt = await self._client.doubt()
+        if self.doubt:
+            logger.warning("%s", self.doubt)
         self._keeper = keep_running("the keeper of the etcd lease", self._keep)
         logger.info("etcd at %s, lease %x", self._config.etcd_endpoints, self._lease_id)
 

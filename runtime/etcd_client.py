@@ -17,6 +17,7 @@ from aetcd.utils import prefix_range_end
 
 from tandem.runtime.address import new_id
 from tandem.runtime.errors import ConfigError, ServiceError
+from tandem.runtime.etcd_versions import doubt_of
 from tandem.runtime.tls import TlsFiles
 
 logger = logging.getLogger(__name__)
@@ -89,12 +90,19 @@ class EtcdClient:
         self._kv = rpc.KVStub(self._channel)
         self._leases = rpc.LeaseStub(self._channel)
         self._watches = rpc.WatchStub(self._channel)
+        self._maintenance = rpc.MaintenanceStub(self._channel)
 
     async def close(self) -> None:
         """Close the channel; calls under way fail."""
         if self._channel is not None:
             channel, self._channel = self._channel, None
             await channel.close()
+
+    async def doubt(self) -> str:
+        """Return a warning about the version of the server that answers; empty for a good one."""
+        with self._translated():
+            status = await self._maintenance.Status(rpc.StatusRequest(), timeout=_TIMEOUT_S)
+        return doubt_of(status.version, [host for host, _ in self._targets])
 
     async def put(self, key: str, value: bytes, lease_id: int = 0) -> None:
         """Set a key; with a lease, until the lease ends."""

@@ -20,7 +20,7 @@ EXIT_IMPATIENT = 70  # a second signal came before the first was served
 _GC_THRESHOLD = 5000  # objects more than at the last collection; Python's own is 700
 _M_MMAP_THRESHOLD = -3  # of mallopt(3)
 _LARGE_BUFFER_BYTES = 256 * 1024
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 Stage = Callable[[], Awaitable[None]]
 S = TypeVar("S", bound="Startable")
@@ -49,12 +49,11 @@ def return_large_buffers() -> None:
 
 @contextlib.contextmanager
 def signals(is_ending: Callable[[], bool], end: Callable[[str], object]) -> Iterator[None]:
-    """Call `end` with the name of a signal, SIGTERM or SIGINT.
+    """Call `end` with the name of a signal: SIGTERM, SIGINT or SIGHUP.
 
     A signal while `is_ending` ends the process at once with status 70. Only the main thread can
     call this.
     """
-    loop = asyncio.get_running_loop()
 
     def on_signal(number: signal.Signals) -> None:
         if is_ending():
@@ -62,12 +61,34 @@ def signals(is_ending: Callable[[], bool], end: Callable[[str], object]) -> Iter
             os._exit(EXIT_IMPATIENT)
         end(number.name)
 
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, on_signal, number)
+    with handled(on_signal, is_ending):
+        yield
+
+
+@contextlib.contextmanager
+def handled(
+    on_signal: Callable[[signal.Signals], object], is_ending: Callable[[], bool]
+) -> Iterator[None]:
+    """Call `on_signal` for each signal that ends a process.
+
+    SIGHUP, of a terminal that was closed, comes more than once: it is passed over while
+    `is_ending`, and altogether where the process was started to ignore it, as by nohup.
+    """
+    loop = asyncio.get_running_loop()
+
+    def pass_on(number: signal.Signals) -> None:
+        if number is not signal.SIGHUP or not is_ending():
+            on_signal(number)
+
+    numbers = list(_SIGNALS)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        numbers.remove(signal.SIGHUP)
+    for number in numbers:
+        loop.add_signal_handler(number, pass_on, number)
     try:
         yield
     finally:
-        for number in _SIGNALS:
+        for number in numbers:
             loop.remove_signal_handler(number)
 
 
@@ -99,7 +120,7 @@ class State(Enum):
 
 
 class Lifecycle:
-    """Runs a process from `startup` to `stop`; SIGTERM, SIGINT or `shut_down` begin the end."""
+    """Runs a process from `startup` to `stop`; a signal or `shut_down` begins the end."""
 
     def __init__(self, *, drain_timeout_s: float = 10.0) -> None:
         self.state = State.STARTING

@@ -2,15 +2,19 @@
 
 import contextlib
 import json
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
 
 from tandem.runtime.errors import ConfigError
+from tandem.runtime.home import writable_home
 from tandem.runtime.private_file import write_private
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +47,29 @@ def token_path(run_dir: Path) -> Path:
 
 
 def state_dir() -> Path:
-    """Return the folder with one file per cluster."""
+    """Return the folder with one file per cluster. Raise OSError for a user who cannot keep any."""
     base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "tandem" / "clusters"
+    return (Path(base) if base else writable_home() / ".local" / "state") / "tandem" / "clusters"
 
 
 @contextlib.contextmanager
-def announced(cluster: LocalCluster) -> Iterator[None]:
-    """List a cluster while it is served."""
-    path = state_dir() / f"{cluster.pid}.json"
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_private(path, json.dumps(asdict(cluster)))  # its nats_url has a password
+def announced(
+    cluster: LocalCluster, warn: Callable[[str], object] = logger.warning
+) -> Iterator[None]:
+    """List a cluster while it is served; call `warn` where the list cannot be written."""
+    path: Path | None = None
+    try:
+        path = state_dir() / f"{cluster.pid}.json"
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_private(path, json.dumps(asdict(cluster)))  # its nats_url has a password
+    except OSError as error:
+        warn(f"other commands need the addresses of this cluster, it cannot be listed: {error}")
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)
+        if path is not None:
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def started_s(pid: int) -> float:
@@ -72,7 +84,7 @@ def started_s(pid: int) -> float:
 def running_clusters() -> list[LocalCluster]:
     """Return the clusters whose launcher is alive; delete the records of dead ones."""
     clusters: list[LocalCluster] = []
-    for path in sorted(state_dir().glob("*.json")):
+    for path in _records():
         try:
             cluster = LocalCluster(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError):  # of another version, or just deleted
@@ -86,6 +98,13 @@ def running_clusters() -> list[LocalCluster]:
         else:
             path.unlink(missing_ok=True)
     return clusters
+
+
+def _records() -> list[Path]:
+    try:
+        return sorted(state_dir().glob("*.json"))
+    except OSError:  # nothing can be listed for this user
+        return []
 
 
 def the_running_cluster() -> LocalCluster | None:

@@ -60,6 +60,9 @@ class SamplingParams(Message, frozen=True):
     seed: int = 0  # u64
     logprobs: int | None = None  # None: none; 0: the chosen token's; k: also those of the k best
     prompt_logprobs: bool = False  # those of the prompt's tokens too, as `logprobs` says
+    # Of workers whose card has `supports_token_rules`.
+    allowed_token_ids: list[int] = []  # empty: all
+    bad_words: list[list[int]] = []  # tokens of each; its last never follows the others
 
 
 class StopConditions(Message, frozen=True):

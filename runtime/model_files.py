@@ -18,6 +18,7 @@ OPTIONAL = (
     "generation_config.json",
     "chat_template.jinja",
     "special_tokens_map.json",
+    "added_tokens.json",
 )
 
 

@@ -51,6 +51,8 @@ class Node:
         self.model = model
         self.deployment = ""  # of a worker, in its records
         self.metrics_address = ""  # host:port of a worker's metrics, in its records
+        self.bootstrap: tuple[str, int] | None = None  # as in Instance
+        self.max_prompt_tokens = 0  # as in Instance
         self.instance_id = instance_id or new_id()
         self.epoch = new_id()
         self.discovery: Discovery = EtcdDiscovery(config)
@@ -128,6 +130,8 @@ class Node:
             pid_space=pid_space(),
             deployment=self.deployment,
             metrics=self.metrics_address,
+            bootstrap=self.bootstrap,
+            max_prompt_tokens=self.max_prompt_tokens,
         )
 
     async def put(self, key: str, value: bytes) -> None:

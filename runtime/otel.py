@@ -13,6 +13,7 @@ import threading
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
+from tandem.runtime.extras import install_command
 from tandem.runtime.tasks import ends_within
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ async def traced(component: str, instance_id: str) -> AsyncIterator[None]:
         provider, is_ours = _find_provider(component, instance_id)
         _tracer = None if provider is None else new_tracer(provider, takes_whole=is_ours)
     except ImportError as error:
-        logger.warning("no traces: %s; install tandem-serve[otel]", error)
+        logger.warning("no traces: %s; %s", error, install_command("otel"))
     except Exception as error:  # whatever the packages make of their settings
         logger.warning("no traces: %s", error)
     try:

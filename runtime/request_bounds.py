@@ -16,6 +16,8 @@ LARGEST_INT = 2**31 - 1
 LARGEST_SEED = 2**64 - 1
 LARGEST_PROMPT_LOGPROBS = 2**18  # log probabilities of prompts in one answer
 LARGEST_GRAMMAR_BYTES = 2**18  # of a grammar's source in UTF-8
+MOST_BAD_WORDS = 1024
+LONGEST_BAD_WORD = 256  # tokens
 
 
 def checked_token_ids(request: GenerateRequest | Claimed, vocab_size: int) -> list[int]:
@@ -64,9 +66,22 @@ def _check_sampling(params: SamplingParams, vocab_size: int) -> None:
     for token_id, bias in params.logit_bias.items():
         _check("logit_bias", token_id, 0, vocab_size - 1)
         _check("logit_bias", bias, -LARGEST_REAL, LARGEST_REAL)
+    _check_token_rules(params, vocab_size)
     _check("seed", params.seed, 0, LARGEST_SEED)
     if params.logprobs is not None:
         _check("logprobs", params.logprobs, 0, vocab_size)
+
+
+def _check_token_rules(params: SamplingParams, vocab_size: int) -> None:
+    if params.allowed_token_ids:
+        _check("allowed_token_ids", len(params.allowed_token_ids), 0, vocab_size)
+        _check("allowed_token_ids", min(params.allowed_token_ids), 0, vocab_size - 1)
+        _check("allowed_token_ids", max(params.allowed_token_ids), 0, vocab_size - 1)
+    _check("bad_words", len(params.bad_words), 0, MOST_BAD_WORDS)
+    for word in params.bad_words:
+        _check("bad_words", len(word), 1, LONGEST_BAD_WORD)
+        _check("bad_words", min(word), 0, vocab_size - 1)
+        _check("bad_words", max(word), 0, vocab_size - 1)
 
 
 def _check_prompt_logprobs(params: SamplingParams, num_tokens: int) -> None:

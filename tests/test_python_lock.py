@@ -30,6 +30,7 @@ LISTED: dict[str, dict[str, Calls]] = {
             "2 ms; the batch forms release the lock (tests/frontend/tokens/test_codec.py)",
         ),
         "frontend/tokens/tokenizer.py": Calls("48 MiB of files", "once a model, in a thread: 1 s"),
+        "frontend/tokens/folder_tokens.py": Calls("the same", "adds a folder's own tokens"),
         "frontend/tokens/tokenizer_bounds.py": Calls("the same", "reads the tokenizer's parts"),
     },
     "jinja2": {

@@ -10,14 +10,16 @@ from pathlib import Path
 
 import msgspec
 
-from tandem.engine.config import DECODE_STEP_TOKENS
+from tandem.engine.config import DECODE_STEP_TOKENS, EngineConfig
 from tandem.engine.engine import Engine
+from tandem.engine.first_costs import measure_costs
 from tandem.engine.loop import EngineLoop, build_in_thread
 from tandem.engine.model_runner import ModelRunner
 from tandem.engine.outputs import LoadStats
 from tandem.engine.schedule.sequence import Sequence
 from tandem.engine.step.masks import Matcher
 from tandem.engine.step.outcome import DeviceLostError
+from tandem.engine.step.token_rules import TokenRules
 from tandem.grammar.compiler import GrammarCompiler
 from tandem.queue.deployment import deployment_id
 from tandem.queue.jetstream import JetStreamQueue
@@ -64,7 +66,7 @@ class Worker:
             engine = engine.with_step_tokens(DECODE_STEP_TOKENS)
         self.settings = settings
         self.lifecycle = Lifecycle(drain_timeout_s=runtime.drain_timeout_s)
-        self.engine = build_in_thread(lambda: Engine(engine, ModelRunner(engine)))
+        self.engine = build_in_thread(partial(_build_engine, engine))
         self.node = node = Node(
             runtime,
             component=role,
@@ -92,6 +94,7 @@ class Worker:
             settings.transfer.backend,
         )
         node.deployment = self.deployment
+        node.max_prompt_tokens = self.engine.max_model_len - 1  # the first token is drawn there
         self.queue = JetStreamQueue(
             node.nats, settings.queue, runtime.namespace, settings.model_name, self.deployment
         )
@@ -101,6 +104,7 @@ class Worker:
         self.take_back: Callable[[PrefillJob], bool] = lambda job: True
         # True: another worker should take the tickets, with this load here.
         self.leaves_tickets: Callable[[LoadStats], bool] = lambda load: False
+        self.last_load: LoadStats | None = None  # as it was reported
         self._load_subject = load_subject(runtime.namespace, node.instance_id)
         self._kernel_builds = KernelBuilds()
         self._metrics = WorkerMetrics(settings.model_name, self.engine.block_pool.block_size)
@@ -152,18 +156,24 @@ class Worker:
     async def matcher_of(
         self, grammar: Grammar | None, seq: Sequence, caller: str = ""
     ) -> Matcher | None:
-        """Return the matcher of a request's grammar, which stands where the answer of `seq` does.
+        """Return the matcher of a request, which stands where the answer of `seq` does.
 
-        None for a request without a grammar. Raises InvalidRequestError for a grammar that does not
-        compile within its limits, or that the answer does not follow; OverloadedError where too
-        many wait, or when those of `caller` cost too much.
+        None for a request without a grammar and without rules of tokens. Raises
+        InvalidRequestError for a grammar that does not compile within its limits, or that the
+        answer does not follow; OverloadedError where too many wait, or when those of `caller` cost
+        too much.
         """
-        if grammar is None:
-            return None
-        if self.grammars is None:
-            raise InvalidRequestError("the model has no tokenizer for a grammar", param="grammar")
-        answer = seq.token_ids[seq.num_prompt_tokens :]
-        return await self.grammars.compile(grammar, answer, caller)
+        answer, matcher = seq.token_ids[seq.num_prompt_tokens :], None
+        if grammar is not None:
+            if self.grammars is None:
+                reason = "the model has no tokenizer for a grammar"
+                raise InvalidRequestError(reason, param="grammar")
+            matcher = await self.grammars.compile(grammar, answer, caller)
+        allowed, bad_words = seq.sampling.allowed_token_ids, seq.sampling.bad_words
+        if not allowed and not bad_words:
+            return matcher
+        vocab_size = self.engine.runner.model_config.vocab_size
+        return TokenRules(allowed, bad_words, vocab_size, matcher, answer)
 
     # ---- roles --------------------------------------------------------------------------------
 
@@ -219,7 +229,7 @@ class Worker:
         return WorkerStatus(instance, state, self._report(load), details, self.group.reports())
 
     async def _measured_load(self) -> LoadStats:
-        load = await self.load()
+        self.last_load = load = await self.load()
         self._metrics.loaded(load)
         return load
 
@@ -228,6 +238,12 @@ class Worker:
 
     def _report(self, load: LoadStats) -> LoadReport:
         return load.report(self.node.instance_id, self.node.epoch, self.role)
+
+
+def _build_engine(config: EngineConfig) -> Engine:
+    engine = Engine(config, ModelRunner(config))
+    measure_costs(engine)
+    return engine
 
 
 def _grammar_compiler(engine: Engine, model: Path) -> GrammarCompiler | None:

@@ -58,6 +58,8 @@ class ResponseReader:
     def on_head(self, status: int, headers: dict[bytes, bytes]) -> None:
         self._record.status = status
         self._record.prefill_place = headers.get(b"x-tandem-prefill", b"").decode("latin-1")
+        reason = headers.get(b"x-tandem-prefill-reason", b"")
+        self._record.prefill_reason = reason.decode("latin-1")
         content_type = headers.get(b"content-type", b"")
         self._is_stream = status == 200 and content_type.startswith(b"text/event-stream")
 

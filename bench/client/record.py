@@ -20,6 +20,7 @@ class RequestRecord:
     has_usage: bool = False
     status: int = 0
     prefill_place: str = ""  # local | remote, from the x-tandem-prefill header
+    prefill_reason: str = ""  # of that place, from the x-tandem-prefill-reason header
     finish_reason: str = ""
     timeline_ms: dict[str, float] = field(default_factory=dict)  # of its decode worker, if sent
     predicted_ms: float = 0.0  # of `first_token` in it, by the worker; 0: not known

@@ -1,5 +1,6 @@
 """The figures of a load run, from its records. Pure; latencies are in milliseconds."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from tandem.bench.report.figures import percentile
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.timeline import course, intervals_ms
 
+NUM_REASONS = 3  # that a summary has, of the places of prompts
+_NUMBER = re.compile(r"\d+(\.\d+)?")
 SLO_METRICS = ("ttft", "ttst", "tpot", "e2el")
 
 DEFINITIONS: Mapping[str, str] = {
@@ -89,6 +92,7 @@ class Summary:
     num_short_answers: int  # fewer tokens than the fixed length asked for
     num_without_usage: int  # their output tokens are counted as output events
     prefill_places: dict[str, int]
+    prefill_reasons: dict[str, int]  # the commonest ones, without their numbers
     num_fallbacks: int  # prompts taken back from a handoff; they enter no breakdown
     latencies_ms: dict[str, Distribution]
     breakdown_ms: dict[str, dict[str, Distribution]]  # local, remote |-> part of the time
@@ -182,6 +186,13 @@ REDUCERS: Mapping[str, Reducer] = {
     "num_without_usage": lambda run: sum(not record.has_usage for record in run.good),
     "prefill_places": lambda run: dict(
         Counter(r.prefill_place for r in run.good if r.prefill_place)
+    ),
+    "prefill_reasons": lambda run: dict(
+        Counter(
+            _NUMBER.sub("N", f"{r.prefill_place}: {r.prefill_reason}")
+            for r in run.good
+            if r.prefill_reason
+        ).most_common(NUM_REASONS)
     ),
     "num_fallbacks": lambda run: sum(course(r.timeline_ms) == "fallback" for r in run.good),
     "latencies_ms": lambda run: _latencies_ms(run.good),

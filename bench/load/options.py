@@ -82,7 +82,7 @@ class BenchOptions:
     cache_salt: bool = option(
         True, "prompt file: a cache_salt per run, so that no run finds another's"
     )
-    trace: Path | None = option(None, "Mooncake-format trace to replay")
+    trace: Path | None = option(None, "trace to replay: Mooncake's, Azure's or BurstGPT's")
     time_scale: float = option(1.0, "trace: replay so many times faster")
     trace_block_tokens: int = option(
         512, "trace: tokens per hash id; below 512 all prompts shrink in proportion"

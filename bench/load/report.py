@@ -153,6 +153,7 @@ def _lines(summary: Summary, result: LoadResult, slos: Mapping[str, float]) -> l
     if summary.prefill_places:
         places = ", ".join(f"{count} {place}" for place, count in summary.prefill_places.items())
         lines.append(f"prefill     {places}")
+        lines += [f"  {count:5d} x {why}" for why, count in summary.prefill_reasons.items()]
     if summary.num_fallbacks:
         lines.append(f"handoffs    {summary.num_fallbacks} given up, and prefilled locally")
     if errors := summary.prediction:

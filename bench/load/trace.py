@@ -1,54 +1,29 @@
-"""Mooncake-format traces as a workload: same arrivals, lengths and prefix sharing."""
+"""Traces as a workload: the same arrivals, lengths and, where they have it, prefix sharing."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from tandem.bench.load.trace_formats import TraceEntry, entries_in
 from tandem.bench.load.workload import InputFormat, PromptSpec, Seeds, described, text_of, token_ids
 from tandem.runtime.errors import ConfigError
 
 TRACE_BLOCK_TOKENS = 512  # of one hash id of a Mooncake trace
 
 
-class TraceEntry(msgspec.Struct, frozen=True):
-    """One line of a trace; `hash_ids` name the prompt's 512-token blocks, chained by prefix."""
-
-    timestamp: float  # ms
-    input_length: int
-    output_length: int
-    hash_ids: tuple[int, ...] = ()
-
-
 def read_trace(path: Path, limit: int | None = None) -> tuple[TraceEntry, ...]:
     """Return the first `limit` entries, in order of time. Raises ConfigError with the line."""
-    decoder = msgspec.json.Decoder(TraceEntry)
-    entries: list[TraceEntry] = []
     try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if limit is not None and len(entries) >= limit:
-                    break
-                if line.strip():
-                    entries.append(_decode(decoder, line, f"{path}:{number}"))
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            entries = list(islice(entries_in(file, str(path)), limit))
     except OSError as exc:
         raise ConfigError(f"trace {path}: {exc}") from exc
     if not entries:
         raise ConfigError(f"trace {path} has no requests")
     return tuple(sorted(entries, key=lambda entry: entry.timestamp))
-
-
-def _decode(decoder: "msgspec.json.Decoder[TraceEntry]", line: bytes, where: str) -> TraceEntry:
-    try:
-        entry = decoder.decode(line)
-    except msgspec.DecodeError as exc:
-        raise ConfigError(f"{where}: not a trace entry: {exc}") from exc
-    if entry.input_length < 1 or entry.output_length < 1:
-        raise ConfigError(f"{where}: lengths must be at least 1 token")
-    return entry
 
 
 @dataclass(frozen=True, slots=True)

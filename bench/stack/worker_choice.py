@@ -14,7 +14,8 @@ from pathlib import Path
 
 import psutil
 
-from tandem.bench.load.trace import TraceEntry, read_trace
+from tandem.bench.load.trace import read_trace
+from tandem.bench.load.trace_formats import TraceEntry
 from tandem.bench.report.figures import Figure, at_most
 from tandem.bench.report.options import option, parse
 from tandem.bench.report.program import run_program

@@ -34,7 +34,8 @@ _GENERIC = """\
 ## Other decoders of text
 
 A decoder that is not in the table is computed by the modelling code of transformers, with the
-engine's attention, linear layers, norms and experts: `pip install 'tandem-serve[transformers]'`.
+engine's attention, linear layers, norms and experts, with the extra `transformers`
+([installing](deployment.md#installing)).
 `engine.model_impl` chooses: `auto` takes native code where there is some, `native` and
 `transformers` insist. Prefix cache, handoff and migration are the same. Prefill and decode workers
 must have the same version of transformers, and do not work together otherwise. Code from a model's

@@ -9,6 +9,7 @@ from tandem.engine.models.architectures import ARCHITECTURES, WITH_TEXT_CONFIG
 from tandem.engine.models.config import ModelConfig, load_model_config
 from tandem.engine.models.json_file import read_json
 from tandem.runtime.errors import ModelError
+from tandem.runtime.extras import install_command
 
 if TYPE_CHECKING:  # the launcher checks models without PyTorch
     import torch
@@ -47,7 +48,7 @@ def choose_model_config(folder: str | Path, model_impl: ModelImpl) -> ModelConfi
         raise ModelError(
             f"{Path(folder) / 'config.json'}: architectures: "
             f"has no native code (which exists for {', '.join(ARCHITECTURES)}); "
-            "to run it by transformers: pip install 'tandem-serve[transformers]'",
+            f"to run it by transformers: {install_command('transformers')}",
             param="architectures",
         )
     # Not at the top: the import takes seconds, and transformers is an extra.

@@ -63,6 +63,11 @@ class Scheduler:
         self._num_blocks_awaited = 0  # of the head of the queue, which last found too few
         self._num_returns_seen = -1  # the pool's num_returns at that time
 
+    @property
+    def has_row(self) -> bool:
+        """True while fewer sequences are here than there are batch rows."""
+        return len(self.running) + len(self.remote) + len(self.waiting) < self.max_num_seqs
+
     def find(self, request_id: str) -> Sequence | None:
         for group in (self.running, self.waiting, self.remote, self.exported):
             if request_id in group:
@@ -161,7 +166,7 @@ class Scheduler:
 
         False when this would starve running sequences or those that arrived earlier.
         """
-        if len(self.running) + len(self.remote) + len(self.waiting) >= self.max_num_seqs:
+        if not self.has_row:
             return False
         if not take_blocks(self.pool, seq, self._num_spare_blocks, is_remote=True):
             return False

@@ -1,7 +1,9 @@
 """The duration of a step, learned from earlier steps, and the prompt tokens that fit into one.
 
 The model is linear: the cost of decodes (a constant, each sequence, its context), and the further
-cost of prompt tokens (a constant, each token, its context). Pure.
+cost of prompt tokens (a constant, each token, its context). A device that reads the weights while
+it multiplies hides the smaller of the decodes' constant and the prompts' cost in a step with both:
+the share of it that is hidden is measured once. Pure.
 """
 
 import math
@@ -23,7 +25,8 @@ DECAY = 0.95  # weight of an observation after one more
 SURPRISE = 0.15  # relative error of a prediction from which the past counts for little
 DECAY_AT_A_SURPRISE = 0.6
 OUTLIER = 4.0  # times the prediction, plus the longest step: longer times are cut to this
-DECODES_OBSERVED_EVERY = 8  # steps without prompts are many and alike
+NUM_OBSERVED = 64  # first steps that are all observed
+DECODES_OBSERVED_EVERY = 8  # after these: steps without prompts are many and alike
 # Features are counted in these, so that all are of the same magnitude.
 DECODES, DECODE_CONTEXT, TOKENS, TOKEN_CONTEXT = 64, 65_536, 512, 2**20
 
@@ -108,8 +111,10 @@ class StepCost:
     def __init__(self, max_step_s: float) -> None:
         self.max_step_s = max_step_s
         self.has_target = False  # `max_step_s` is no longer than a target of the config
+        self.ttft_target_s: float | None = None  # of the config, for those who choose a worker
         self._decodes = LinearCost(3, max_step_s)
         self._prompts = LinearCost(3, max_step_s)
+        self.hidden_share = 0.0  # of the smaller part of a step with both, from 0 to 1
         # A step with so many kept the limit; up to twice that is tried.
         self._num_proven_tokens = FIRST_TOKENS // 2
         self._num_steps = 0
@@ -122,19 +127,26 @@ class StepCost:
         cost._decodes.begin_with([per_step, per_decode * DECODES, per_context * DECODE_CONTEXT])
         per_step, per_token, per_context = costs.prompt_s
         cost._prompts.begin_with([per_step, per_token * TOKENS, per_context * TOKEN_CONTEXT])
+        cost.hidden_share = costs.hidden_share
         cost._num_proven_tokens = costs.max_tokens_beside
         return cost
 
-    def limit(self, max_step_s: float, target_ms: float | None) -> None:
-        """Set the longest step, which is no longer than `target_ms` where that is given."""
-        self.has_target = target_ms is not None
-        self.max_step_s = max_step_s if target_ms is None else min(max_step_s, target_ms / 1e3)
+    def aim(
+        self, max_step_s: float, itl_target_ms: float | None, ttft_target_ms: float | None
+    ) -> None:
+        """Set the longest step, no longer than the target of the time between tokens if given."""
+        self.has_target = itl_target_ms is not None
+        self.max_step_s = max_step_s
+        if itl_target_ms is not None:
+            self.max_step_s = min(max_step_s, itl_target_ms / 1e3)
+        self.ttft_target_s = None if ttft_target_ms is None else ttft_target_ms / 1e3
 
     def observe(self, chunks: "list[Chunk]", seconds: float) -> None:
         """Learn that a step of `chunks` took the device `seconds`."""
         self._num_steps += 1
         _, start, end, _ = chunks[-1]
-        if end - start == 1 and self._num_steps % DECODES_OBSERVED_EVERY:
+        is_one_of_many = self._num_steps > NUM_OBSERVED and self._num_steps % DECODES_OBSERVED_EVERY
+        if end - start == 1 and is_one_of_many:
             return
         work = work_of(chunks)
         if work.num_prompt_tokens == 0:
@@ -145,7 +157,15 @@ class StepCost:
         elif work.num_decodes:
             fitting = work.num_prompt_tokens * SAFETY * self.max_step_s / seconds
             self._num_proven_tokens = max(FLOOR_TOKENS // 2, int(fitting / 2))
-        self._prompts.observe(work.prompt_features(), max(0.0, seconds - self._decoding_s(work)))
+        prompts_s = seconds - self._decoding_s(work) + self._hidden_s(work)
+        self._prompts.observe(work.prompt_features(), max(0.0, prompts_s))
+
+    def _hidden_s(self, work: StepWork) -> float:
+        """Return the seconds of a step with decodes and prompts that neither adds to the other."""
+        if not work.num_decodes or not self.hidden_share:
+            return 0.0
+        prompts_s = self._prompts.predict(work.prompt_features())
+        return self.hidden_share * min(self._decodes.weights[0], prompts_s)
 
     def room(self, work: StepWork, start: int) -> int:
         """Return how many tokens from position `start` a step with `work` can take, 0 or more.
@@ -154,6 +174,7 @@ class StepCost:
         """
         constant, per_token, per_context = self._prompts.weights
         left_s = SAFETY * self.max_step_s - self._decoding_s(work) - constant
+        left_s += self.hidden_share * self._decodes.weights[0]
         per_token, per_context = per_token / TOKENS, per_context / TOKEN_CONTEXT
         left_s -= work.num_prompt_tokens * per_token + work.prompt_context * per_context
         num_tokens = _largest(per_context / 2, per_token + start * per_context, left_s)

@@ -1,1 +1,1 @@
-"""API keys, the limits of each, and their names in logs and metrics."""
+"""Who may make a request, and how many: API keys with limits and scopes, and web pages."""

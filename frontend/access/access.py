@@ -1,10 +1,14 @@
-"""The check of API keys. Without a key in the configuration there is none."""
+"""Who may make a request: a holder of an API key, or where there are none, no stranger's web page.
+
+The live page has a key of its own then.
+"""
 
 import hmac
 import logging
 from collections.abc import Mapping
 
-from tandem.frontend.access.keys import ApiKey, digest_of, read_keys
+from tandem.frontend.access.browsers import new_guard
+from tandem.frontend.access.keys import ApiKey, Scope, digest_of, read_keys
 from tandem.frontend.access.limits import Client
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.openai.errors import ForbiddenError, UnauthorizedError
@@ -13,18 +17,27 @@ from tandem.frontend.ui.files import PAGE_PATHS
 logger = logging.getLogger(__name__)
 
 _MAX_KEY_BYTES = 512
+_NO_API_KEY = "an API key is required, as `Authorization: Bearer KEY` or `x-api-key: KEY`"
+_NO_PAGE_KEY = (
+    "the live page needs its key: open it by the link that `tandem serve` printed, or the "
+    "frontend's log has, or configure API keys"
+)
 _BEARER = b"bearer "
-_METRICS_PATHS = frozenset({"/metrics", "/metrics/targets"})
+_SCOPES: dict[str, Scope] = {"/metrics": "metrics", "/metrics/targets": "metrics"}
+_PAGE = "/ui/"  # all below it, but for the files
+_PAGE_KEY_NAME = "page-key"
 # for probes, which have no key, and for a browser before it has one
-_OPEN_PATHS = frozenset({"/live", "/health"}) | PAGE_PATHS
+_OPEN_PATHS = frozenset({"/live", "/health", _PAGE}) | PAGE_PATHS
 
 
 class Access:
-    """The keys that are valid now, and a client for each."""
+    """The keys that are valid now with a client for each, and the check of web pages."""
 
     def __init__(self, config: FrontendConfig) -> None:
         """Read the keys. Raises ConfigError naming the list at fault."""
         self._config = config
+        self._guard = new_guard(config)
+        self._is_for_page = not config.asks_for_keys
         self._clients: dict[bytes, Client] = {}  # by the key's hash
         self.reload()
 
@@ -38,28 +51,39 @@ class Access:
 
         Raises ConfigError naming the list at fault, and changes nothing then.
         """
-        keys = read_keys(self._config.api_keys, self._config.api_keys_file)
+        keys = _page_keys(self._config) if self._is_for_page else _api_keys(self._config)
         self._clients = {key.digest: self._client(key) for key in keys}
-        logger.info("%d API keys", len(keys))
 
-    def client(self, headers: Mapping[bytes, bytes], path: str) -> Client | None:
+    def client(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> Client | None:
         """Return the client of a request; None for a path that is open to all.
 
-        Raises UnauthorizedError without a valid key, ForbiddenError for the metrics.
+        Raises UnauthorizedError without a valid key, ForbiddenError without the path's scope or
+        for a stranger's page.
         """
-        if path in _OPEN_PATHS:
+        if self._guard is not None:
+            self._guard.check(method, headers)
+        if path in _OPEN_PATHS or (
+            self._is_for_page and not (self._clients and path.startswith(_PAGE))
+        ):
             return None
-        client = self._holder(_key_in(headers))
-        if path in _METRICS_PATHS and not client.key.reads_metrics:
-            raise ForbiddenError(f"the key {client.key.name!r} may not read the metrics")
+        client = self._holder(headers)
+        scope = "operator" if path.startswith(_PAGE) else _SCOPES.get(path)
+        if scope is not None and scope not in client.key.scopes:
+            raise ForbiddenError(
+                f"the key {client.key.name!r} lacks the option `{scope}`, which this path needs"
+            )
         return client
 
-    def _holder(self, key: bytes) -> Client:
+    def _holder(self, headers: Mapping[bytes, bytes]) -> Client:
         """Return the holder of a key. The time of a look-up by hash tells nothing of a key."""
+        key = _key_in(headers)
+        if not key:
+            raise UnauthorizedError(_NO_PAGE_KEY if self._is_for_page else _NO_API_KEY)
         digest = digest_of(key)
         client = self._clients.get(digest)
         if client is None or not hmac.compare_digest(client.key.digest, digest):
-            raise UnauthorizedError("the API key is not valid")
+            kind = "key of the live page" if self._is_for_page else "API key"
+            raise UnauthorizedError(f"the {kind} is not valid")
         return client
 
     def _client(self, key: ApiKey) -> Client:
@@ -67,20 +91,22 @@ class Access:
         return present if present is not None and present.key == key else Client(key)
 
 
+def _api_keys(config: FrontendConfig) -> list[ApiKey]:
+    keys = read_keys(config.api_keys, config.api_keys_file)
+    logger.info("%d API keys", len(keys))
+    return keys
+
+
+def _page_keys(config: FrontendConfig) -> list[ApiKey]:
+    if config.page_key is None:
+        return []
+    digest = digest_of(config.page_key.get_secret_value().encode())
+    return [ApiKey(_PAGE_KEY_NAME, digest, scopes=frozenset({"operator"}))]
+
+
 def _key_in(headers: Mapping[bytes, bytes]) -> bytes:
+    """Return the key of a request; as much of it as tells that it is too long."""
     given = headers.get(b"authorization", b"")
     is_bearer = given[: len(_BEARER)].lower() == _BEARER
     key = given[len(_BEARER) :] if is_bearer else headers.get(b"x-api-key", b"")
-    key = key.strip()
-    if not key:
-        raise UnauthorizedError(
-            "an API key is required, as `Authorization: Bearer KEY` or `x-api-key: KEY`"
-        )
-    if len(key) > _MAX_KEY_BYTES:
-        raise UnauthorizedError("the API key is not valid")
-    return key
-
-
-def new_access(config: FrontendConfig) -> Access | None:
-    """Return the check of keys; None where the configuration lists no key and no file."""
-    return Access(config) if config.api_keys or config.api_keys_file else None
+    return key.strip()[: _MAX_KEY_BYTES + 1]

@@ -1,14 +1,16 @@
-"""API keys as the configuration lists them: names, hashes and limits."""
+"""API keys as the configuration lists them: names, hashes, limits and scopes."""
 
 import hashlib
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.printable import short
 from tandem.runtime.request_bounds import LARGEST_INT
 
+Scope = Literal["operator", "metrics"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
 MAX_KEYS = 10_000
 MAX_LIST_BYTES = 4 * 1024 * 1024
 _ENTRY_ENDS = re.compile(r"[\n;]")
@@ -24,7 +26,7 @@ class ApiKey(NamedTuple):
     digest: bytes
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
-    reads_metrics: bool = False
+    scopes: frozenset[Scope] = frozenset()  # beside the models, which every key may use
 
 
 def digest_of(key: bytes) -> bytes:
@@ -63,19 +65,15 @@ def _parse_key(words: list[str], where: str) -> ApiKey:
     if not _DIGEST.fullmatch(digest):
         raise _wrong(where, f"the key {name!r} needs its SHA-256, 64 hexadecimal digits")
     limits: dict[str, int] = {}
-    reads_metrics = False
     for option in options:
         found = _LIMIT.fullmatch(option)
         if found is not None and int(found[2]) <= LARGEST_INT:
             limits[f"{found[1]}_per_minute"] = int(found[2])
-        elif option == "metrics":
-            reads_metrics = True
-        else:
-            raise _wrong(
-                where,
-                f"{short(option)!r} is none of requests_per_minute=N, tokens_per_minute=N, metrics",
-            )
-    return ApiKey(name, bytes.fromhex(digest), reads_metrics=reads_metrics, **limits)
+        elif option not in SCOPES:
+            known = ", ".join(("requests_per_minute=N", "tokens_per_minute=N", *SCOPES))
+            raise _wrong(where, f"{short(option)!r} is none of {known}")
+    scopes = frozenset(scope for scope in SCOPES if scope in options)
+    return ApiKey(name, bytes.fromhex(digest), scopes=scopes, **limits)
 
 
 def _contents(file: str) -> str:

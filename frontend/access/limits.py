@@ -41,6 +41,23 @@ class Bucket:
         self._level = self.level - amount
 
 
+class Charge:
+    """The tokens of one request. Those of its prompt are paid, those of its answer are held."""
+
+    def __init__(self, bucket: Bucket | None, num_prompt: int, num_held: int) -> None:
+        self._bucket = bucket
+        self._num_prompt = num_prompt
+        self._num_held = num_held
+        if bucket is not None:
+            bucket.take(num_prompt + num_held)
+
+    def end(self, num_generated: int, *, is_returned: bool) -> None:
+        """Replace the held tokens by those of the answer; give all back if `is_returned`."""
+        if self._bucket is not None:
+            returned = self._num_prompt if is_returned else -num_generated
+            self._bucket.take(-self._num_held - returned)
+
+
 class Client:
     """The holder of an API key: its present limits and its requests under way."""
 
@@ -57,16 +74,14 @@ class Client:
             self._check(self._requests, 1, "requests")
             self._requests.take(1)
 
-    def reserve(self, num_tokens: int) -> None:
-        """Take the most tokens that a request may have. Raises RateLimitError without room."""
-        if self._tokens is not None:
-            self._check(self._tokens, num_tokens, "tokens")
-            self._tokens.take(num_tokens)
+    def charge(self, num_prompt: int, num_held: int) -> Charge:
+        """Take a prompt's tokens and the most that its answer may have, or 0 for any number.
 
-    def settle(self, num_reserved: int, num_tokens: int) -> None:
-        """Replace a reservation by the tokens that the request had."""
+        Raises RateLimitError without room.
+        """
         if self._tokens is not None:
-            self._tokens.take(num_tokens - num_reserved)
+            self._check(self._tokens, num_prompt + num_held, "tokens")
+        return Charge(self._tokens, num_prompt, num_held)
 
     def headers(self) -> list[Header]:
         """Return the headers that tell of the limits."""

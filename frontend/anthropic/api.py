@@ -11,6 +11,7 @@ from tandem.frontend.generation.generations import Generations
 _NAMES = FieldNames(
     {
         r"messages\b.*": "messages",
+        r"continue_final_message": "messages",
         r"max_completion_tokens": "max_tokens",
         r"stop\b": "stop_sequences",
         r"response_format\b(\.json_schema)?": "output_config.format",
@@ -28,15 +29,17 @@ class MessagesApi:
     errors = AnthropicErrors()
 
     def __init__(self, generations: Generations) -> None:
+        self._images_as_text = generations.config.images_as_text
         self._chat = ChatShape(generations, _NAMES)
 
     async def prepare(self, raw: bytes, call: Call) -> Work:
-        request = read_body(MessagesRequest, raw, LARGE)
+        request = read_body(MessagesRequest, raw, LARGE, call.ignored)
+        call.clamps_max_tokens = True  # clients of this API send the limit of another model
         writer = MessageWriter(call.context.id, request.model, is_stream=bool(request.stream))
         await let_others_run(len(raw))
-        fields = request.chat_fields()
+        fields, tools = request.chat_fields(call.ignored, images_as_text=self._images_as_text)
         await let_others_run(len(raw))
-        return await self._chat.prepare(fields, writer, call)
+        return await self._chat.prepare(fields, tools, writer, call)
 
 
 class CountTokensApi:
@@ -45,9 +48,11 @@ class CountTokensApi:
     errors = AnthropicErrors()
 
     def __init__(self, generations: Generations) -> None:
+        self._images_as_text = generations.config.images_as_text
         self._chat = ChatShape(generations, _NAMES)
 
     async def prepare(self, raw: bytes, call: Call) -> Work:
-        request = read_body(Conversing, raw, LARGE)
-        num_tokens = await self._chat.num_tokens(request.chat_fields(), call)
+        request = read_body(Conversing, raw, LARGE, call.ignored)
+        fields, tools = request.chat_fields(call.ignored, images_as_text=self._images_as_text)
+        num_tokens = await self._chat.num_tokens(fields, tools, call)
         return respond({"input_tokens": num_tokens}, call)

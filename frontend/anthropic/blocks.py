@@ -5,7 +5,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Raw
 
-from tandem.frontend.bodies.invalid import invalid_field, unsupported
+from tandem.frontend.bodies.ignored import Ignored
+from tandem.frontend.bodies.invalid import invalid_field
 from tandem.frontend.bodies.outline import (
     MAX_CONTENT_PARTS,
     MAX_MESSAGES,
@@ -14,6 +15,7 @@ from tandem.frontend.bodies.outline import (
     read_list,
 )
 from tandem.frontend.bodies.typed import NULL, read, read_type
+from tandem.frontend.bodies.unseen import Unseen
 from tandem.runtime.errors import InvalidRequestError
 
 _decode_text = msgspec.json.Decoder(str).decode
@@ -24,17 +26,13 @@ class Text(msgspec.Struct, frozen=True):
 
     text: str
     type: Literal["text"] = "text"
-    cache_control: Raw = NULL
-    citations: Raw = NULL
 
 
 class Thinking(msgspec.Struct, frozen=True):
     """Reasoning of the model; the signature of a server says nothing to this one."""
 
     thinking: str
-    signature: str = ""
     type: Literal["thinking"] = "thinking"
-    cache_control: Raw = NULL
 
 
 class ToolUse(msgspec.Struct, frozen=True):
@@ -44,18 +42,15 @@ class ToolUse(msgspec.Struct, frozen=True):
     name: str
     input: Raw
     type: Literal["tool_use"] = "tool_use"
-    cache_control: Raw = NULL
-    caller: Raw = NULL
 
 
 class ToolResult(msgspec.Struct, frozen=True):
     """The result of a call."""
 
     tool_use_id: str
-    content: Raw = Raw(b'""')
+    content: Raw = NULL
     is_error: bool | None = None
     type: Literal["tool_result"] = "tool_result"
-    cache_control: Raw = NULL
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -72,78 +67,106 @@ _KINDS: dict[str, type[Text] | type[Thinking] | type[ToolUse] | type[ToolResult]
     "tool_use": ToolUse,
     "tool_result": ToolResult,
 }
-_BY_ROLE = {"user": (Text, ToolResult), "assistant": (Text, Thinking, ToolUse), "system": (Text,)}
 
 
 class Conversation:
-    """The messages of a chat, made of those of a body. Counts the blocks of all."""
+    """The messages of a chat, made of those of a body. Counts the blocks of all.
 
-    def __init__(self) -> None:
+    Blocks that another server has put into answers are left out.
+    """
+
+    def __init__(self, ignored: Ignored, *, images_as_text: bool) -> None:
         self.messages: list[dict[str, Any]] = []
+        self._ignored = ignored
+        self._unseen = Unseen(ignored, as_text=images_as_text)
         self._num_blocks = 0
+
+    @property
+    def is_begun_answer(self) -> bool:
+        """True if the last message is the beginning of the answer, which the model continues."""
+        last = self.messages[-1]
+        text = last.get("content") or ""
+        return last["role"] == "assistant" and "tool_calls" not in last and bool(text.strip())
 
     def add_system(self, raw: Raw) -> None:
         """Add the system prompt, text or blocks of text, unless it is null."""
         if not is_null(raw):
-            text = self._joined(raw, "system")
+            text = self._joined(raw, "system", is_new=True)
             if text:
                 self.messages.append({"role": "system", "content": text})
 
     def add_all(self, raw: Raw) -> None:
         """Add the messages of a body. Raises InvalidRequestError naming the field."""
-        for index, each in enumerate(read_list(raw, MAX_MESSAGES, "messages", 1)):
-            where = f"messages[{index}]"
-            self._add(read(Message, each, where), where)
+        raws = read_list(raw, MAX_MESSAGES, "messages", 1)
+        read_messages = [read(Message, each, f"messages[{i}]") for i, each in enumerate(raws)]
+        answers = (i for i, each in enumerate(read_messages) if each.role == "assistant")
+        last = max(answers, default=-1)
+        for index, message in enumerate(read_messages):
+            self._add(message, f"messages[{index}].content", is_new=index > last)
 
-    def _add(self, message: Message, where: str) -> None:
-        where = f"{where}.content"
+    def _add(self, message: Message, where: str, *, is_new: bool) -> None:
         if begins(message.content, b'"'):
             text = self._text(message.content, where)
             self.messages.append({"role": message.role, "content": text})
-            return
-        blocks = self._blocks(message.content, where)
-        for index, block in enumerate(blocks):
-            if not isinstance(block, _BY_ROLE[message.role]):
-                raise invalid_field(
-                    f"{where}[{index}].type",
-                    f"is {block.type!r}, which a message of the role {message.role!r} cannot have",
-                )
-        if message.role == "assistant":
-            self._add_answer(blocks)
+        elif message.role == "assistant":
+            self._add_answer(message.content, where)
         else:
-            self._add_turn(message.role, blocks, where)
+            self._add_turn(message, where, is_new=is_new)
 
-    def _add_answer(self, blocks: list[Block]) -> None:
+    def _add_answer(self, raw: Raw, where: str) -> None:
         answer: dict[str, Any] = {"role": "assistant"}
-        texts = [block.text for block in blocks if isinstance(block, Text)]
-        reasonings = [block.thinking for block in blocks if isinstance(block, Thinking)]
-        calls = [_call(block) for block in blocks if isinstance(block, ToolUse)]
+        texts: list[str] = []
+        reasonings: list[str] = []
+        calls: list[dict[str, Any]] = []
+        for block, kind, field in self._blocks(raw, where):
+            match block:
+                case Text(text=text):
+                    texts.append(text)
+                case Thinking(thinking=thinking):
+                    reasonings.append(thinking)
+                case ToolUse():
+                    calls.append(_call(block))
+                case ToolResult():
+                    raise _misplaced(field, kind, "assistant")
+                case None:
+                    self._ignored.add(f"{field}.type", kind)
         answer |= {"content": "".join(texts)} if texts or not calls else {}
         answer |= {"reasoning_content": "".join(reasonings)} if reasonings else {}
         answer |= {"tool_calls": calls} if calls else {}
         self.messages.append(answer)
 
-    def _add_turn(self, role: str, blocks: list[Block], where: str) -> None:
+    def _add_turn(self, message: Message, where: str, *, is_new: bool) -> None:
         """Add a message for each result, and one for the text."""
-        for index, block in enumerate(blocks):
-            if isinstance(block, ToolResult):
-                content = self._joined(block.content, f"{where}[{index}].content")
-                self.messages.append(
-                    {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
-                )
-        texts = [block.text for block in blocks if isinstance(block, Text)]
+        texts: list[str] = []
+        blocks = self._blocks(message.content, where)
+        for block, kind, field in blocks:
+            match block:
+                case Text(text=text):
+                    texts.append(text)
+                case ToolResult() if message.role == "user":
+                    content = self._joined(block.content, f"{field}.content", is_new=False)
+                    self.messages.append(
+                        {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+                    )
+                case None:
+                    texts.append(self._unseen.text(kind, field, is_new=is_new))
+                case _:
+                    raise _misplaced(field, kind, message.role)
         if texts or not blocks:
-            self.messages.append({"role": role, "content": "\n\n".join(texts)})
+            self.messages.append({"role": message.role, "content": "\n\n".join(texts)})
 
-    def _joined(self, raw: Raw, where: str) -> str:
-        """Return the text of a field that is text or a list of text blocks."""
+    def _joined(self, raw: Raw, where: str, *, is_new: bool) -> str:
+        """Return the text of a field that is text or a list of text blocks, or null."""
+        if is_null(raw):
+            return ""
         if begins(raw, b'"'):
             return self._text(raw, where)
         texts = []
-        for index, block in enumerate(self._blocks(raw, where)):
-            if not isinstance(block, Text):
-                raise unsupported(f"{where}[{index}].type", block.type)
-            texts.append(block.text)
+        for block, kind, field in self._blocks(raw, where):
+            if isinstance(block, Text):
+                texts.append(block.text)
+            else:
+                texts.append(self._unseen.text(kind, field, is_new=is_new))
         return "\n\n".join(texts)
 
     def _text(self, raw: Raw, where: str) -> str:
@@ -152,7 +175,8 @@ class Conversation:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidRequestError(f"`{where}`: {error}", param=where) from error
 
-    def _blocks(self, raw: Raw, where: str) -> list[Block]:
+    def _blocks(self, raw: Raw, where: str) -> list[tuple[Block | None, str, str]]:
+        """Return each block with its type and its field; None for one of an unknown type."""
         if not begins(raw, b"["):
             raise invalid_field(where, "must be text or a list of blocks")
         raws = read_list(raw, MAX_CONTENT_PARTS, where)
@@ -164,15 +188,21 @@ class Conversation:
         return [_read_block(each, f"{where}[{index}]") for index, each in enumerate(raws)]
 
 
-def _read_block(raw: Raw, where: str) -> Block:
+def _misplaced(field: str, kind: str, role: str) -> InvalidRequestError:
+    return invalid_field(
+        f"{field}.type", f"is {kind!r}, which a message of the role {role!r} cannot have"
+    )
+
+
+def _read_block(raw: Raw, where: str) -> tuple[Block | None, str, str]:
     name = read_type(raw, where)
     kind = _KINDS.get(name)
     if kind is None:
-        raise unsupported(f"{where}.type", name)
+        return None, name, where
     block = read(kind, raw, where)
     if isinstance(block, ToolUse) and not begins(block.input, b"{"):
         raise invalid_field(f"{where}.input", "must be an object")
-    return block
+    return block, name, where
 
 
 def _call(block: ToolUse) -> dict[str, Any]:

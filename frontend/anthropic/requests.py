@@ -1,91 +1,107 @@
 """The bodies of Anthropic's Messages API, checked field by field, and the chats they stand for.
 
-`cache_control` is accepted everywhere: prefixes are cached without it.
+`cache_control` is a note everywhere: prefixes are cached without it.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Raw
+from msgspec import Meta, Raw
 
 from tandem.frontend.anthropic.blocks import Conversation
-from tandem.frontend.anthropic.tools import read_choice, read_tools
-from tandem.frontend.bodies.typed import NULL, Count, Effort, Natural, Share
+from tandem.frontend.anthropic.tools import read_all
+from tandem.frontend.bodies.ignored import Ignored
+from tandem.frontend.bodies.typed import NULL, Body, Count, Effort, Share
+from tandem.frontend.openai.thinking import Reasoning, Thinking
 
 LARGE = ("messages", "system")  # bounded by the body
-
-
-class Thinking(msgspec.Struct, frozen=True):
-    """`thinking` of a request; the budget has no effect."""
-
-    type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Count | None = None
-    display: Literal["summarized", "omitted"] | None = None
 
 
 class OutputFormat(msgspec.Struct, frozen=True):
     """A JSON schema that the answer follows."""
 
     schema: Raw
-    type: Literal["json_schema"] = "json_schema"
+    type: Literal["json_schema"] | None = "json_schema"
 
 
-class OutputConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OutputConfig(msgspec.Struct, frozen=True):
     """`output_config` of a request."""
 
     effort: Effort | None = None
     format: OutputFormat | None = None
 
 
-class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An edit of the conversation that leaves it as it is."""
+class Edit(msgspec.Struct, frozen=True):
+    """An edit of the conversation; one that keeps all leaves it as it is."""
 
-    type: Literal["clear_thinking_20251015"]
-    keep: Literal["all"]
-
-
-class ContextManagement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Edits of the conversation before it is answered; none of them can change it."""
-
-    edits: list[Edit] = []
+    type: str
+    keep: Any = None
 
 
-class Conversing(msgspec.Struct, frozen=True, kw_only=True):
+class ContextManagement(msgspec.Struct, frozen=True):
+    """Edits of the conversation before it is answered; none is made."""
+
+    edits: Annotated[list[Edit], Meta(max_length=64)] | None = None
+
+
+class Conversing(Body, frozen=True, kw_only=True):
     """The fields that a message and the counting of its tokens have in common."""
+
+    no_effect = frozenset(("cache_control", "metadata", "service_tier", "speed"))
+    refused = frozenset(("container",))
 
     model: str
     messages: Raw = NULL
     system: Raw = NULL
     tools: Raw = NULL
     tool_choice: Raw = NULL
-    thinking: Thinking | None = None
+    thinking: Thinking | bool | None = None
     output_config: OutputConfig | None = None
-    cache_control: Raw = NULL
     context_management: ContextManagement | None = None
 
-    def chat_fields(self) -> dict[str, Any]:
-        """Return the fields of the chat. Raises InvalidRequestError naming the field."""
-        conversation = Conversation()
+    # Beyond Anthropic, as in chat.
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    include_reasoning: bool | None = None
+    reasoning: Reasoning | None = None
+
+    def chat_fields(
+        self, ignored: Ignored, *, images_as_text: bool
+    ) -> tuple[dict[str, Any], list[str]]:
+        """Return the fields of the chat, and those of its tools in this body.
+
+        Raises InvalidRequestError naming the field.
+        """
+        conversation = Conversation(ignored, images_as_text=images_as_text)
         conversation.add_system(self.system)
         conversation.add_all(self.messages)
-        fields: dict[str, Any] = {"model": self.model, "messages": conversation.messages}
-        if self.thinking is not None and self.thinking.type == "disabled":
-            fields["reasoning_effort"] = "none"
-        elif self.output_config is not None and self.output_config.effort is not None:
-            fields["reasoning_effort"] = self.output_config.effort
-        if self.output_config is not None and self.output_config.format is not None:
-            schema = {"name": "answer", "schema": self.output_config.format.schema}
+        self._check_edits(ignored)
+        tools = read_all(self.tools, self.tool_choice, ignored)
+        config = self.output_config or OutputConfig()
+        is_off = isinstance(self.thinking, Thinking) and self.thinking.type == "disabled"
+        fields: dict[str, Any] = {
+            "model": self.model,
+            "messages": conversation.messages,
+            "reasoning_effort": "none" if is_off or self.thinking is False else config.effort,
+            "thinking": self.thinking,
+            "chat_template_kwargs": self.chat_template_kwargs,
+            "enable_thinking": self.enable_thinking,
+            "include_reasoning": self.include_reasoning,
+            "reasoning": self.reasoning and self.reasoning.for_chat(),
+        }
+        if conversation.is_begun_answer:
+            fields |= {"continue_final_message": True, "add_generation_prompt": False}
+        if config.format is not None:
+            schema = {"name": "answer", "schema": config.format.schema}
             fields["response_format"] = {"type": "json_schema", "json_schema": schema}
-        return fields | self._tool_fields()
+        given = {name: value for name, value in fields.items() if value is not None}
+        return given | tools.chat_fields(), [field for field, _ in tools.given]
 
-    def _tool_fields(self) -> dict[str, Any]:
-        tools, choice = read_tools(self.tools), read_choice(self.tool_choice)
-        fields: dict[str, Any] = {"tools": [tool.for_chat() for tool in tools]} if tools else {}
-        if choice is not None:
-            fields["tool_choice"] = choice.for_chat()
-            if choice.disable_parallel_tool_use:
-                fields["parallel_tool_calls"] = False
-        return fields
+    def _check_edits(self, ignored: Ignored) -> None:
+        edits = self.context_management and self.context_management.edits
+        for index, edit in enumerate(edits or ()):
+            if (edit.type, edit.keep) != ("clear_thinking_20251015", "all"):
+                ignored.add(f"context_management.edits[{index}].type", edit.type)
 
 
 class MessagesRequest(Conversing, frozen=True, kw_only=True):
@@ -94,17 +110,14 @@ class MessagesRequest(Conversing, frozen=True, kw_only=True):
     max_tokens: Count
     stream: bool | None = None
     stop_sequences: list[str] | None = None
-    temperature: Share | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Share | None = None
-    top_k: Natural | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
 
-    # Accepted without effect, or for one value, because official clients send them.
-    metadata: dict[str, Any] | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
-    speed: Literal["standard"] | None = None
-
-    def chat_fields(self) -> dict[str, Any]:
-        fields = super().chat_fields()
+    def chat_fields(
+        self, ignored: Ignored, *, images_as_text: bool
+    ) -> tuple[dict[str, Any], list[str]]:
+        fields, tools = super().chat_fields(ignored, images_as_text=images_as_text)
         given = {
             "max_tokens": self.max_tokens,
             "stream": self.stream,
@@ -113,4 +126,4 @@ class MessagesRequest(Conversing, frozen=True, kw_only=True):
             "top_p": self.top_p,
             "top_k": self.top_k,
         }
-        return fields | {name: value for name, value in given.items() if value is not None}
+        return fields | {name: value for name, value in given.items() if value is not None}, tools

@@ -5,9 +5,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw
 
-from tandem.frontend.bodies.invalid import invalid_field, unsupported
+from tandem.frontend.bodies.ignored import Ignored
+from tandem.frontend.bodies.invalid import invalid_field
 from tandem.frontend.bodies.outline import is_null, list_of_tools
-from tandem.frontend.bodies.typed import NULL, read, read_type
+from tandem.frontend.bodies.typed import read, read_type
 
 
 class Tool(msgspec.Struct, frozen=True):
@@ -18,11 +19,6 @@ class Tool(msgspec.Struct, frozen=True):
     description: str | None = None
     type: Literal["custom"] | None = None
     strict: bool | None = None
-    cache_control: Raw = NULL
-    input_examples: Raw = NULL
-    eager_input_streaming: bool | None = None
-    defer_loading: Literal[False] | None = None
-    allowed_callers: list[Literal["direct"]] | None = None
 
     def for_chat(self) -> dict[str, Any]:
         """Return the tool as a chat has it."""
@@ -48,19 +44,53 @@ class Choice(msgspec.Struct, frozen=True):
         return "required" if self.type == "any" else self.type
 
 
-def read_tools(raw: Raw) -> list[Tool]:
-    """Return the tools of a body. Raises InvalidRequestError for one that the server would run."""
-    tools = []
-    for index, each in enumerate(list_of_tools(raw, "tools")):
+class Tools(msgspec.Struct, frozen=True):
+    """The tools of a body, those of the server left out, and the choice among them."""
+
+    given: list[tuple[str, Tool]]  # with their fields
+    choice: Choice | None
+
+    def chat_fields(self) -> dict[str, Any]:
+        """Return the tools and the choice as a chat has them."""
+        tools = [tool.for_chat() for _, tool in self.given]
+        fields: dict[str, Any] = {"tools": tools} if tools else {}
+        if self.choice is not None:
+            fields["tool_choice"] = self.choice.for_chat()
+            if self.choice.disable_parallel_tool_use:
+                fields["parallel_tool_calls"] = False
+        return fields
+
+
+def read_all(tools: Raw, choice: Raw, ignored: Ignored) -> Tools:
+    """Return the tools of a body. Raises InvalidRequestError naming the field."""
+    given: list[tuple[str, Tool]] = []
+    others: set[str | None] = set()
+    raws = list_of_tools(tools, "tools")
+    for index, each in enumerate(raws):
         field = f"tools[{index}]"
         kind = read_type(each, field, "custom")
-        if kind != "custom":
-            raise unsupported(f"{field}.type", kind)
-        tools.append(read(Tool, each, field))
-    return tools
+        if kind == "custom":
+            given.append((field, read(Tool, each, field)))
+        else:
+            others.add(read(_Named, each, field).name)
+            ignored.add(f"{field}.type", kind)
+    chosen = _read_choice(choice)
+    is_of_server = chosen is not None and (
+        (chosen.type == "any" and not given) or (chosen.type == "tool" and chosen.name in others)
+    )
+    if others and is_of_server:
+        ignored.add("tool_choice")
+        chosen = None
+    return Tools(given, chosen)
 
 
-def read_choice(raw: Raw) -> Choice | None:
+class _Named(msgspec.Struct, frozen=True):
+    """A tool of which only the name is known."""
+
+    name: str | None = None
+
+
+def _read_choice(raw: Raw) -> Choice | None:
     """Return the choice among the tools, unless it is null. Raises InvalidRequestError."""
     if is_null(raw):
         return None

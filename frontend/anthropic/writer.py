@@ -87,8 +87,8 @@ class MessageWriter(AnthropicErrors):
     def end(self, ending: Ending) -> bytes:
         begin = b"" if self._blocks or self._first else self._open(Content(""))
         closed = begin + self._close()
-        has_calls = any(isinstance(block, ToolUseBlock) for block in self._blocks)
-        reason = _stop_reason(ending, has_calls)
+        calls = [block for block in self._blocks if isinstance(block, ToolUseBlock)]
+        reason = _stop_reason(ending, bool(calls) and not ending.is_call_cut)
         usage = _usage(ending.tokens)
         message = MessageObject(
             self._id, self._model, self._blocks, reason, ending.stop_string, usage
@@ -170,9 +170,9 @@ def _usage(tokens: TokenCounts) -> MessageUsage:
     return MessageUsage(uncached, tokens.num_generated, tokens.num_cached)
 
 
-def _stop_reason(ending: Ending, has_calls: bool) -> StopReason:
+def _stop_reason(ending: Ending, has_whole_calls: bool) -> StopReason:
     if ending.reason == "length":
         return "max_tokens"
     if ending.stop_string is not None:
         return "stop_sequence"
-    return "tool_use" if has_calls else "end_turn"
+    return "tool_use" if has_whole_calls else "end_turn"

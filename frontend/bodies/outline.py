@@ -4,14 +4,12 @@ Two bytes of JSON can become an object of hundreds, and nothing else runs while 
 """
 
 import re
-from collections.abc import Set
 from typing import ClassVar
 
 import msgspec
 
-from tandem.frontend.bodies.invalid import invalid_field, unsupported
+from tandem.frontend.bodies.invalid import invalid_field
 from tandem.runtime.errors import ContextLengthError, InvalidRequestError
-from tandem.runtime.printable import short
 
 MAX_FIELDS = 64  # of a body, and of a message
 MAX_FIELD_BYTES = 64 * 1024  # of a field of a body, other than messages, prompt and tools
@@ -30,7 +28,6 @@ PROMPT_FORMS = (
 )
 _BOM = b"\xef\xbb\xbf"
 _NO_NUMBER = re.compile(rb'"([^"\\]{1,64})"\s*:[\s\[]*-?(NaN|Infinity)')
-_EMPTY = (b"null", b"false", b"0", b'""', b"[]", b"{}")
 decode_fields = msgspec.json.Decoder(Fields).decode
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_prompts = msgspec.json.Decoder(list[int | str | list[int]]).decode
@@ -124,9 +121,7 @@ def _read_message(raw: msgspec.Raw, where: str) -> Fields:
     return fields
 
 
-def check_lists(
-    fields: Fields, known_of_message: Set[str], max_prompts: int, longest_context: int
-) -> None:
+def check_lists(fields: Fields, max_prompts: int, longest_context: int) -> None:
     """Raise InvalidRequestError naming a list of a body that is longer than its bound.
 
     `longest_context` is the most tokens of a prompt that any model takes.
@@ -136,7 +131,7 @@ def check_lists(
         list_of_tools(tools, "tools")
     messages, prompt = fields.get("messages"), fields.get("prompt")
     if messages is not None and not is_null(messages):
-        _check_messages(messages, known_of_message)
+        _check_messages(messages)
     if prompt is not None and not is_null(prompt):
         _check_prompt(prompt, max_prompts, longest_context)
 
@@ -148,12 +143,9 @@ def check_size(name: str, value: msgspec.Raw) -> None:
         raise invalid_field(name, f"has {len(value)} bytes, the most is {most}")
 
 
-def _check_messages(raw: msgspec.Raw, known: Set[str]) -> None:
+def _check_messages(raw: msgspec.Raw) -> None:
     num_parts = 0
     for index, message in enumerate(read_messages(raw)):
-        for name in message.keys() - known:
-            if not _is_empty(message[name]):
-                raise unsupported(f"messages[{index}].{short(name)}")
         for name in ("content", "tool_calls"):
             parts = message.get(name)
             if parts is not None and begins(parts, b"["):
@@ -212,10 +204,6 @@ def _check_num_tokens(num_tokens: int, most: int) -> None:
 def is_null(value: msgspec.Raw) -> bool:
     """Return True for `null`, which is the same as no field."""
     return len(value) == 4 and bytes(value) == b"null"
-
-
-def _is_empty(value: msgspec.Raw) -> bool:
-    return len(value) <= 5 and bytes(value) in _EMPTY
 
 
 def begins(value: bytes | msgspec.Raw, character: bytes) -> bool:

@@ -3,12 +3,14 @@
 import re
 from collections.abc import Collection
 from functools import cache
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, ClassVar, TypeVar, cast
 
 import msgspec
 from msgspec import Meta
 
+from tandem.frontend.bodies.ignored import Ignored
 from tandem.frontend.bodies.invalid import invalid_field, unsupported
+from tandem.frontend.bodies.nulls import without_nulls
 from tandem.frontend.bodies.outline import (
     MAX_FIELD_BYTES,
     Fields,
@@ -23,6 +25,7 @@ from tandem.runtime.printable import one_line, short
 from tandem.runtime.request_bounds import LARGEST_INT
 
 T = TypeVar("T", bound=msgspec.Struct)
+B = TypeVar("B", bound="Body")
 Count = Annotated[int, Meta(ge=1, le=LARGEST_INT)]
 Natural = Annotated[int, Meta(ge=0, le=LARGEST_INT)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -31,23 +34,40 @@ NULL = msgspec.Raw(b"null")  # a field of any type that is not there
 _MAX_REASON_BYTES = 200
 _PATH = re.compile(r"^(?P<reason>.*?)(?: - at `(?:key in )?\$(?P<path>.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(\w+)`$")
-_UNKNOWN = re.compile(r"^Object contains unknown field `(.*)`$", re.DOTALL)
 
 
-def read_body(kind: type[T], raw: bytes, large: Collection[str]) -> T:
+class Body(msgspec.Struct, frozen=True, kw_only=True):
+    """The base of bodies. Fields beside those of the struct are ignored, and named.
+
+    A body may have those of `no_effect` in any form: official clients send them, and they change
+    nothing here. Without those of `refused` an answer would be another one than its caller expects.
+    """
+
+    no_effect: ClassVar[frozenset[str]] = frozenset()
+    refused: ClassVar[frozenset[str]] = frozenset()
+
+
+def read_body(kind: type[B], raw: bytes, large: Collection[str], ignored: Ignored) -> B:
     """Return the struct in the body `raw`; see `read_body_fields`."""
-    read_body_fields(kind, raw, large)
+    read_body_fields(kind, raw, large, ignored)
     return decoded(kind, raw)
 
 
-def read_body_fields(kind: type[msgspec.Struct], raw: bytes, large: Collection[str]) -> Fields:
-    """Return the fields of a body, as JSON.
+def read_body_fields(
+    kind: type[Body], raw: bytes, large: Collection[str], ignored: Ignored
+) -> Fields:
+    """Return the fields of a body, as JSON. Adds those that `kind` does not have to `ignored`.
 
-    Raises InvalidRequestError naming one that `kind` does not have and that is not null, or that
-    is larger than its bound and not one of `large`.
+    Raises InvalidRequestError naming one that is refused and not null, or that is larger than its
+    bound and not one of `large`.
     """
     fields = read_fields(raw)
-    _check_names(fields, kind, "")
+    for name in fields.keys() - _names(kind) - kind.no_effect:
+        if is_null(fields[name]):
+            continue
+        if name in kind.refused:
+            raise unsupported(name)
+        ignored.add(short(name))
     if len(raw) > MAX_FIELD_BYTES:
         for name, value in fields.items():
             if name not in large:
@@ -56,7 +76,7 @@ def read_body_fields(kind: type[msgspec.Struct], raw: bytes, large: Collection[s
 
 
 def read(kind: type[T], raw: bytes | msgspec.Raw, where: str) -> T:
-    """Return the struct in `raw`, which has no other fields than `kind` unless they are null.
+    """Return the struct in `raw`. Other fields in it are notes of the client, and ignored.
 
     `where` is the path of `raw` in the body. Raises InvalidRequestError naming the field.
     """
@@ -65,7 +85,6 @@ def read(kind: type[T], raw: bytes | msgspec.Raw, where: str) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _named(error, where) from error
     check_num_fields(fields, where)
-    _check_names(fields, kind, where)
     return decoded(kind, raw, where)
 
 
@@ -74,16 +93,16 @@ def decoded(kind: type[T], raw: bytes | msgspec.Raw, where: str = "") -> T:
 
     Raises InvalidRequestError naming the field.
     """
+    decode = _decoder(kind).decode
     try:
-        return cast(T, _decoder(kind).decode(raw))
+        try:
+            return cast(T, decode(raw))
+        except msgspec.ValidationError:
+            if b"null" not in bytes(raw):
+                raise
+            return cast(T, decode(without_nulls(kind, raw)))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _named(error, where) from error
-
-
-def _check_names(fields: Fields, kind: type[msgspec.Struct], where: str) -> None:
-    for name in fields.keys() - _names(kind):
-        if not is_null(fields[name]):
-            raise unsupported(f"{where}.{short(name)}" if where else short(name))
 
 
 @cache
@@ -107,8 +126,6 @@ def _named(error: Exception, where: str) -> InvalidRequestError:
     if (missing := _MISSING.match(found["reason"])) is not None:
         field = f"{path}.{missing[1]}".removeprefix(".")
         return invalid_field(field, "is required")
-    if (unknown := _UNKNOWN.match(found["reason"])) is not None:
-        return unsupported(f"{path}.{short(unknown[1])}".removeprefix("."))
     reason = one_line(found["reason"].replace("`", ""), _MAX_REASON_BYTES)
     if not path:
         return InvalidRequestError(f"the body: {reason}")

@@ -89,7 +89,10 @@ class Catalog:
         self._cards_view = watch_models(discovery, namespace)
         self._endpoints: dict[str, TypedView[Instance]] = {}  # by a card's `endpoint`
         self._models: dict[str, ServedModel] = {}
-        self._loading: set[str] = set()  # names whose workers are there, and their files not yet
+        self._loading: set[str] = (
+            set()
+        )  # names with a card, whose worker or files are not there yet
+        self._started_s = time.perf_counter()
         self._texts = ModelTexts(client, executor, self._holders, self._on_change)
         self._departures: dict[str, asyncio.TimerHandle] = {}  # of models without a worker
         self._closings: set[asyncio.Task[None]] = set()  # of views that are not needed any more
@@ -140,16 +143,26 @@ class Catalog:
     def get(self, name: str) -> ServedModel:
         """Return the model under this name, which may have no worker left.
 
-        Raises NotFoundError, UnavailableError while the model is being loaded.
+        Raises NotFoundError, UnavailableError while the model is being loaded, or may be: one
+        without a worker would be known for as long as this frontend has run.
         """
         model = self._models.get(name)
         if model is None and name in self._loading:
             raise UnavailableError(f"model {short(name)!r} is being loaded")
+        if model is None and self._is_new:
+            raise UnavailableError("this frontend has just started, and knows no worker yet")
         if model is None:
             served = sorted(model.card.name for model in self.models)
             known = ", ".join(map(repr, served)) or "none now"
             raise NotFoundError(f"no model {short(name)!r}; served: {known}", param="model")
         return model
+
+    @property
+    def _is_new(self) -> bool:
+        """True while no worker is known, and one that was lost would still be remembered."""
+        if self._models or self._loading:
+            return False
+        return time.perf_counter() - self._started_s < self._model_grace_s
 
     def members(self, model: ServedModel) -> Mapping[str, Instance]:
         """Return the present instances of the variant of `model`, by instance id."""
@@ -271,7 +284,8 @@ class Catalog:
             self._note_departure(name)
         for name, group in by_name.items():
             self._update_model(name, group)
-        self._loading = by_name.keys() - self._models.keys()
+        named = {card.name for card in cards if card.endpoint in self._endpoints}
+        self._loading = named - self._models.keys()
         self.has_text_models = any(map(self.reads_text, self._models))
         lengths = [model.card.context_length for model in self._models.values()]
         self.longest_context = min([max(lengths, default=MAX_PROMPT_TOKENS), MAX_PROMPT_TOKENS])

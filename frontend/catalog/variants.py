@@ -66,10 +66,13 @@ def agreeing(cards: Sequence[ModelCard], present: ModelCard | None) -> list[Mode
 def narrowest(cards: Sequence[ModelCard]) -> ModelCard:
     """Return the card that stands for a variant: the one with the shortest context.
 
-    It supports grammars if all of them do.
+    It supports grammars and rules of tokens if all of them do.
     """
     card = min(cards, key=lambda card: card.context_length)
     supports_grammar = all(each.supports_grammar for each in cards)
-    if card.supports_grammar == supports_grammar:
+    supports_rules = all(each.supports_token_rules for each in cards)
+    if (card.supports_grammar, card.supports_token_rules) == (supports_grammar, supports_rules):
         return card
-    return msgspec.structs.replace(card, supports_grammar=supports_grammar)
+    return msgspec.structs.replace(
+        card, supports_grammar=supports_grammar, supports_token_rules=supports_rules
+    )

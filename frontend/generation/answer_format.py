@@ -1,13 +1,16 @@
 """The format of a chat's answer: the parser that reads it, and the grammar that it follows."""
 
+import re
+
 import msgspec
 
+from tandem.frontend.bodies.ignored import Ignored
+from tandem.frontend.bodies.invalid import invalid_field
 from tandem.frontend.catalog.catalog import TokenModel
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.generation.pieces import OutputParser
 from tandem.frontend.openai.constraints import Constraint, excluding
 from tandem.frontend.openai.requests import ChatRequest, CompletionRequest
-from tandem.frontend.openai.tools import NamedTool
 from tandem.frontend.parsers.call_grammar import AnswerGrammar
 from tandem.frontend.parsers.formats import (
     REASONING_FORMATS,
@@ -16,11 +19,14 @@ from tandem.frontend.parsers.formats import (
     ToolFormat,
 )
 from tandem.frontend.parsers.output_format import OutputFormat, output_format
-from tandem.frontend.parsers.plain import PlainParser
+from tandem.frontend.parsers.plain import PlainParser, WithoutReasoning
 from tandem.frontend.parsers.streaming import StreamingParser
+from tandem.runtime.cluster_messages import AnswerRules
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.request_bounds import check_grammar_size
 
+# A schema within a Lark grammar has a line; the path leads to the fault in the schema.
+_GRAMMAR_FIELD = re.compile(r"grammar(\[(?P<line>\d+)\])?(?P<path>.*)", re.DOTALL)
 _NUM_LAST_TOKENS = 16  # of a prompt, which may open the reasoning
 
 
@@ -33,21 +39,27 @@ class AnswerFormat(msgspec.Struct, frozen=True):
 
     def new_parser(self, body: ChatRequest) -> OutputParser:
         """Return a parser of one choice of a chat."""
+        parser = self._new_parser(body)
+        return WithoutReasoning(parser) if body.hides_reasoning else parser
+
+    def _new_parser(self, body: ChatRequest) -> OutputParser:
         if self.output is None:
             return PlainParser()
-        functions = [tool.function for tool in body.usable_tools]
+        functions = [each for _, each in body.chosen.functions]
         return StreamingParser(
             self.output,
             starts_reasoning=self.starts_reasoning,
             schemas={each.name: each.parameters for each in functions if each.parameters},
             max_calls=1 if body.parallel_tool_calls is False else None,
+            only_calls=body.chosen.mode == "required",
         )
 
     def translated(self, error: InvalidRequestError) -> InvalidRequestError:
         """Return a worker's error about the grammar with the field that it comes from."""
-        if error.param != "grammar" or self.constraint is None:
+        found = _GRAMMAR_FIELD.fullmatch(error.param or "")
+        if found is None or self.constraint is None:
             return error
-        field = self.constraint.field
+        field = self.constraint.field_of(found["line"], found["path"])
         return InvalidRequestError(f"`{field}`: {error.message}", param=field)
 
 
@@ -56,6 +68,7 @@ def answer_format(
     model: TokenModel,
     config: FrontendConfig,
     prompt: list[int],
+    ignored: Ignored,
 ) -> AnswerFormat:
     """Return the format of the answer to a prompt. Raises InvalidRequestError naming a field."""
     if isinstance(body, ChatRequest):
@@ -63,6 +76,8 @@ def answer_format(
     else:
         found = AnswerFormat(constraint=body.constraint())
     if found.constraint is not None:
+        for field in found.constraint.unkept:
+            ignored.add(field)
         if not model.card.supports_grammar:
             raise InvalidRequestError(
                 f"`{found.constraint.field}`: the workers of model {model.card.name!r} do not "
@@ -79,14 +94,20 @@ def answer_format(
 def _of_chat(
     body: ChatRequest, model: TokenModel, config: FrontendConfig, prompt: list[int]
 ) -> AnswerFormat:
-    name, text = model.card.name, model.text
-    thinks_by = config.format_of(config.reasoning_formats, name) or text.reasoning_format
+    name, text, rules = model.card.name, model.text, model.card.answers
+    thinks_by = (
+        config.format_of(config.reasoning_formats, name)
+        or rules.reasoning_format
+        or text.reasoning_format
+    )
     reasoning = REASONING_FORMATS.get(thinks_by)
     constraint = body.constraint()
     tools: ToolFormat | None = None
     calls_by = "none"
-    if body.usable_tools:
-        calls_by = config.format_of(config.tool_formats, name) or text.tool_format
+    if body.chosen.functions:
+        calls_by = (
+            config.format_of(config.tool_formats, name) or rules.tool_format or text.tool_format
+        )
         tools = TOOL_FORMATS.get(calls_by)
         if tools is None:
             raise InvalidRequestError(
@@ -98,25 +119,43 @@ def _of_chat(
         return AnswerFormat(constraint=constraint)
     if constraint is not None and constraint.has_rules and tools is None:
         return AnswerFormat(constraint=constraint)  # its rules are those of the whole text
-    is_open = reasoning is not None and _ends_with(model, prompt, reasoning.begin)
-    field = _calls_field(body, tools)
+    is_open = reasoning is not None and _is_open(model, prompt, reasoning)
+    field = _calls_field(body, tools) or _guided_field(body, tools, model)
     if field or constraint is not None:
-        grammar = AnswerGrammar(text.special_tokens)
-        answer = _answer(body, grammar, tools, reasoning, constraint, calls_by)
+        grammar = AnswerGrammar(text.special_tokens, _schema_fields(body))
         field = field or (constraint.field if constraint else "")
+        try:
+            answer = _answer(body, grammar, tools, reasoning, constraint, calls_by, rules)
+        except RecursionError:
+            raise invalid_field(field, "has a schema that is nested too deeply") from None
         source = grammar.source(answer, reasoning, is_open=is_open)
-        constraint = Constraint(field, source)
+        unkept = grammar.unkept + (constraint.unkept if constraint else [])
+        constraint = Constraint(field, source, places=grammar.places, unkept=unkept)
     return AnswerFormat(output_format(thinks_by, calls_by), is_open, constraint)
+
+
+def _schema_fields(body: ChatRequest) -> dict[str, str]:
+    """Return the field of each function's schema, by the name of the function."""
+    return {each.name: f"{field}.parameters" for field, each in body.chosen.functions}
 
 
 def _calls_field(body: ChatRequest, tools: ToolFormat | None) -> str:
     """Return the field that makes calls follow a grammar; empty if there is none."""
     if tools is None:
         return ""
-    if body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool):
+    chosen = body.chosen
+    if chosen.mode == "required":
         return "tool_choice"
-    strict = [index for index, tool in enumerate(body.usable_tools) if tool.function.strict]
-    return f"tools[{strict[0]}].function.strict" if strict else ""
+    strict = [field for field, each in chosen.functions if each.strict]
+    return f"{strict[0]}.strict" if strict else ""
+
+
+def _guided_field(body: ChatRequest, tools: ToolFormat | None, model: TokenModel) -> str:
+    """Return the field whose calls the model's workers want to follow a grammar, as they can."""
+    scope = model.card.answers.guided_calls
+    is_wanted = scope == "always" or (scope == "auto" and body.parallel_tool_calls is False)
+    is_possible = tools is not None and bool(tools.call[0]) and model.card.supports_grammar
+    return "tools" if is_wanted and is_possible else ""
 
 
 def _answer(
@@ -126,32 +165,38 @@ def _answer(
     reasoning: ReasoningFormat | None,
     constraint: Constraint | None,
     calls_by: str,
+    rules: AnswerRules,
 ) -> str:
     """Add the rules of the answer after its reasoning. Returns the first."""
     if tools is None:
         assert constraint is not None
-        return grammar.body(constraint.grammar, reasoning)
+        return grammar.body(constraint.grammar, reasoning, constraint.places.get(0, ""))
     if not tools.call[0]:
         field = _calls_field(body, tools) or "tools"
         raise InvalidRequestError(
             f"`{field}`: calls in the format {calls_by!r} cannot follow a grammar", param=field
         )
-    functions = [tool.function for tool in body.usable_tools]
-    choice, is_one = body.tool_choice, body.parallel_tool_calls is False
-    if isinstance(choice, NamedTool):
-        named = [each for each in functions if each.name == choice.function.name]
+    chosen, is_one = body.chosen, body.parallel_tool_calls is False
+    functions = [each for _, each in chosen.functions]
+    if chosen.called is not None:
+        named = [each for each in functions if each.name == chosen.called]
         return grammar.calls(tools, named, one=True)
-    if choice == "required":
+    if chosen.mode == "required":
         return grammar.calls(tools, functions, one=is_one)
-    grammar.free = {each.name for each in functions if not each.strict}
+    if not rules.are_calls_strict:
+        grammar.free = {each.name for each in functions if not each.strict}
     if constraint is None:
         return grammar.text_and_calls(tools, functions, reasoning, one=is_one)
     if constraint.has_rules:
         raise excluding("tools", constraint.field)
     calls = grammar.calls(tools, functions, one=is_one)
-    return f"({calls} | {grammar.body(constraint.grammar, reasoning)})"
+    text = grammar.body(constraint.grammar, reasoning, constraint.places.get(0, ""))
+    return f"({calls} | {text})"
 
 
-def _ends_with(model: TokenModel, prompt: list[int], mark: str) -> bool:
-    """Return True if a prompt ends with a mark."""
-    return model.text.decode(prompt[-_NUM_LAST_TOKENS:]).rstrip().endswith(mark.rstrip())
+def _is_open(model: TokenModel, prompt: list[int], reasoning: ReasoningFormat) -> bool:
+    """Return True if the answer to a prompt begins within its reasoning."""
+    end = model.text.decode(prompt[-_NUM_LAST_TOKENS:]).rstrip()
+    if model.card.answers.reasons_first:
+        return not end.endswith(reasoning.end.rstrip())
+    return end.endswith(reasoning.begin.rstrip())

@@ -1,7 +1,7 @@
 """A chat that another API stands for: its body, its generation, and the names in its errors."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from tandem.frontend.text.pieces import TextPieces
 from tandem.runtime.errors import InvalidRequestError
 
 _encode = msgspec.json.Encoder().encode
+_TOOL = re.compile(r"tools\[(\d+)\]")
 
 
 class FieldNames:
@@ -28,15 +29,18 @@ class FieldNames:
     def __init__(self, names: Mapping[str, str]) -> None:
         self._names = [(re.compile(rf"^{pattern}"), name) for pattern, name in names.items()]
 
-    def translated(self, error: InvalidRequestError) -> InvalidRequestError:
-        """Return an error that names the field that the client sent."""
-        if error.param is None:
-            return error
-        param = error.param
-        for pattern, name in self._names:
-            param = pattern.sub(name, param)
-        message = error.message.replace(f"`{error.param}`", f"`{param}`")
-        return type(error)(message, param=param)
+    def of_tools(self, tools: list[str]) -> Callable[[str], str]:
+        """Return the renaming of a chat whose tools are these fields of the client's body."""
+
+        def renamed(field: str) -> str:
+            for pattern, name in self._names:
+                field = pattern.sub(name, field)
+            found = _TOOL.match(field)
+            if found is not None and int(found[1]) < len(tools):
+                field = tools[int(found[1])] + field[found.end() :]
+            return field
+
+        return renamed
 
 
 class ChatShape:
@@ -46,23 +50,27 @@ class ChatShape:
         self._generations = generations
         self._names = names
 
-    async def prepare(self, fields: dict[str, Any], writer: PieceWriter, call: Call) -> Work:
+    async def prepare(
+        self, fields: dict[str, Any], tools: list[str], writer: PieceWriter, call: Call
+    ) -> Work:
         """Return the generation of a chat with these fields. Its pieces go to `writer`.
 
-        Both raise InvalidRequestError naming the field of the API.
+        `tools` has the fields of the chat's tools. Both raise InvalidRequestError naming the field
+        of the API.
         """
+        names = call.ignored.rename = self._names.of_tools(tools)
         try:
             work = await self._prepare(fields, writer, call)
         except InvalidRequestError as error:
-            raise self._names.translated(error) from error
-        return self._translated(work)
+            raise _translated(error, names) from error
+        return self._translated(work, names)
 
-    async def _translated(self, work: Work) -> None:
+    async def _translated(self, work: Work, names: Callable[[str], str]) -> None:
         """Do the work; a worker may refuse a grammar, and so a field."""
         try:
             await work
         except InvalidRequestError as error:
-            raise self._names.translated(error) from error
+            raise _translated(error, names) from error
 
     async def _prepare(self, fields: dict[str, Any], writer: PieceWriter, call: Call) -> Work:
         generations, is_stream = self._generations, bool(fields.get("stream"))
@@ -80,21 +88,30 @@ class ChatShape:
         def new_sink(answer: Answer, exchange: Exchange) -> Sink:
             return PieceSink(answer, exchange, writer, is_stream=is_stream)
 
-        return await generations.of_tokens(self._request(fields), new_sink, call)
+        return await generations.of_tokens(self._request(fields, call), new_sink, call)
 
-    async def num_tokens(self, fields: dict[str, Any], call: Call) -> int:
+    async def num_tokens(self, fields: dict[str, Any], tools: list[str], call: Call) -> int:
         """Return the number of tokens in the prompt of a chat.
 
         Raises InvalidRequestError naming the field of the API.
         """
         generations = self._generations
+        names = call.ignored.rename = self._names.of_tools(tools)
         try:
-            body = self._request(fields)
+            body = self._request(fields, call)
             model = of_tokens(generations.model(body.model, "chat", call))
             return len(await generations.prompt_maker.chat_tokens(body, model))
         except InvalidRequestError as error:
-            raise self._names.translated(error) from error
+            raise _translated(error, names) from error
 
-    def _request(self, fields: dict[str, Any]) -> ChatRequest:
+    def _request(self, fields: dict[str, Any], call: Call) -> ChatRequest:
         """Return the checked chat. Raises InvalidRequestError naming the field of the chat."""
-        return self._generations.parse(ChatRequest, _encode(fields))
+        return self._generations.parse(ChatRequest, _encode(fields), call.ignored)
+
+
+def _translated(error: InvalidRequestError, names: Callable[[str], str]) -> InvalidRequestError:
+    """Return an error that names the field that the client sent."""
+    if error.param is None:
+        return error
+    param = names(error.param)
+    return type(error)(error.message.replace(f"`{error.param}`", f"`{param}`"), param=param)

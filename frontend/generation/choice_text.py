@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tandem.frontend.generation.pieces import OutputParser, Piece
+from tandem.frontend.generation.pieces import Content, OutputParser, Piece
 from tandem.frontend.openai.logprobs import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -58,6 +58,11 @@ class ChoiceText:
         self.stop_token_id: int | None = None  # that ended the choice
 
     @property
+    def is_call_cut(self) -> bool:
+        """True when the text of the choice ended within a call."""
+        return self._parser.is_in_call
+
+    @property
     def stop_string(self) -> str | None:
         """The stop string that ended the choice."""
         return None if self._matcher is None else self._matcher.found
@@ -71,52 +76,68 @@ class ChoiceText:
             self._num_taken = 0
             return []
         text = ""
+        pieces: list[Piece] = []
         for delta in deltas:
             token_ids = delta.token_ids
             if self._matcher is None:
                 self._num_taken = len(token_ids)
                 text += self._detokenizer.push(token_ids)
             else:
-                text += self._text_until_stop(self._matcher, token_ids)
+                pieces += self._take_each(self._matcher, token_ids)
             self.num_tokens += self._num_taken
             if self.is_stopped or delta.finish_reason is not None:
-                text += self._end(delta)
-                break
-        pieces = self._parser.push(text) if text else []
-        return pieces if self.finish_reason is None else pieces + self._parser.finish()
+                return pieces + self._end(delta, text)
+        return pieces + self._parser.push(text) if text else pieces
 
-    def _text_until_stop(self, matcher: StopMatcher, token_ids: list[int]) -> str:
+    def _take_each(self, matcher: StopMatcher, token_ids: list[int]) -> list[Piece]:
         """Take token by token, so that the count ends at the one that completes a stop string."""
-        parts: list[str] = []
+        pieces: list[Piece] = []
+        self._num_taken = 0
         for token_id in token_ids:
             text = self._detokenizer.push([token_id])
-            if self.num_tokens + len(parts) >= self._min_tokens:
-                text, self.is_stopped = matcher.push(text)
-            parts.append(text)
+            parsed = self._parser.push(text) if text else []
+            if self.num_tokens + self._num_taken >= self._min_tokens:
+                parsed = self._until_stop(matcher, parsed)
+            pieces += parsed
+            self._num_taken += 1
             if self.is_stopped:
                 break
-        self._num_taken = len(parts)
-        return "".join(parts)
+        return pieces
 
-    def _end(self, delta: TokenDelta) -> str:
-        """Note the end of the choice, by a stop string or by its worker. Return the held text."""
+    def _until_stop(self, matcher: StopMatcher, parsed: list[Piece]) -> list[Piece]:
+        """Return the pieces up to a stop string, which only counts in content."""
+        pieces: list[Piece] = []
+        for piece in parsed:
+            if isinstance(piece, Content):
+                text, self.is_stopped = matcher.push(piece.text)
+                pieces += [Content(text)] if text else []
+                if self.is_stopped:
+                    break
+            else:
+                pieces += [*_held(matcher), piece]
+        return pieces
+
+    def _end(self, delta: TokenDelta, text: str) -> list[Piece]:
+        """Note the end of the choice, by a stop string or by its worker. Return the last pieces."""
         if self.is_stopped:
             self.finish_reason = "stop"
-            return ""
+            return []
         if delta.finish_reason in ("error", "cancelled"):
             raise InternalError(f"the decode worker ended the sequence: {delta.finish_reason}")
         self.finish_reason = delta.finish_reason
         if delta.stop_token_id is not None:
             self.num_tokens += 1
             self.stop_token_id = delta.stop_token_id
-        rest = self._detokenizer.flush()
+        text += self._detokenizer.flush()
+        pieces = self._parser.push(text) if text else []
+        pieces += self._parser.finish(is_cut=delta.finish_reason == "length")
         if self._matcher is None:
-            return rest
-        text, self.is_stopped = self._matcher.push(rest)
+            return pieces
+        pieces = self._until_stop(self._matcher, pieces)
         if self.is_stopped:
             self.finish_reason = "stop"
-            return text
-        return text + self._matcher.flush()
+            return pieces
+        return pieces + _held(self._matcher)
 
     def taken(self, delta: TokenDelta) -> list[int]:
         """Return the tokens that count of the delta taken last, without a stop token."""
@@ -162,3 +183,9 @@ class ChoiceText:
         listed = completion_logprobs(texts, token_ids, logprobs, offset)
         self._num_characters += sum(map(len, listed.tokens))
         return listed
+
+
+def _held(matcher: StopMatcher) -> list[Piece]:
+    """Return the content that a matcher holds back, when no more follows it."""
+    text = matcher.flush()
+    return [Content(text)] if text else []

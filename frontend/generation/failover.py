@@ -119,12 +119,18 @@ class Failover:
     """Runs one sequence on a worker, and on others when workers fail."""
 
     def __init__(
-        self, request_id: str, model: ServedModel, context: RequestContext, deps: FrontendDeps
+        self,
+        request_id: str,
+        model: ServedModel,
+        context: RequestContext,
+        deps: FrontendDeps,
+        owner: str,
     ) -> None:
         self._request_id = request_id
         self._model = model
         self._context = context
         self._deps = deps
+        self._owner = owner  # the name of the API key; empty without keys
         limit = model.card.migration_limit
         self._attempts = Attempts(deps.config.migration_limit if limit is None else limit)
         self._has_begun = False
@@ -236,22 +242,22 @@ class Failover:
         """Return the workers that can take the sequence, perhaps after a wait for one."""
         if candidates := self._candidates():
             return candidates
-        wait_s = self._patience_s(sequence)
-        if wait_s <= 0:
+        wait_s, waiting = self._patience_s(sequence), self._deps.waiting
+        is_new = sequence.num_generated == 0
+        if wait_s <= 0 or (is_new and not waiting.take(1, self._owner)):
             return []
         logger.warning(
             "request %s: no worker can take it; waiting up to %.1f s for one to return",
             self._request_id,
             wait_s,
         )
-        is_new = sequence.num_generated == 0
-        self._deps.num_waiting += is_new
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._candidate_appeared()
         finally:
-            self._deps.num_waiting -= is_new
+            if is_new:
+                waiting.give_back(1, self._owner)
         return self._candidates()
 
     def _patience_s(self, sequence: WorkerSequence) -> float:
@@ -260,9 +266,7 @@ class Failover:
         if sequence.num_generated:
             return config.migration_wait_s
         absent_s = self._deps.catalog.absent_s(self._model)
-        if absent_s is None or self._deps.num_waiting >= config.max_waiting_requests:
-            return 0.0
-        return config.return_wait_s - absent_s
+        return 0.0 if absent_s is None else config.return_wait_s - absent_s
 
     async def _candidate_appeared(self) -> None:
         """Wait until there is a candidate, or none can come because another variant is in force.

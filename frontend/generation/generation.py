@@ -136,8 +136,8 @@ class Answer(msgspec.Struct):
         )
 
 
-def new_answer(plan: Plan, deps: FrontendDeps) -> Answer:
-    """Return an answer of which nothing is generated yet."""
+def new_answer(plan: Plan, deps: FrontendDeps, owner: str) -> Answer:
+    """Return an answer of which nothing is generated yet, for the holder of an API key."""
     model, body = plan.model, plan.body
     output = plan.format.output
     shows_marks = output is not None and model.text.detokenizers.has_special(output.all_marks)
@@ -156,7 +156,7 @@ def new_answer(plan: Plan, deps: FrontendDeps) -> Answer:
             num_top=None if body.prompt_logprobs is None else body.num_logprobs,
             lists_ids=bool(body.return_tokens_as_token_ids),
         )
-        failover = Failover(choice.request.request_id, model, plan.context, deps)
+        failover = Failover(choice.request.request_id, model, plan.context, deps, owner)
         return ChoiceRun(choice, text, failover)
 
     return Answer(plan, [new_run(choice) for choice in plan.choices])
@@ -255,6 +255,8 @@ class _ChoiceSequence:
             num_tokens = text.num_tokens
             for delta in deltas:
                 generated += delta.token_ids
+                if delta.prefill is not None and run.failover.num_migrations == 0:
+                    run.report = delta.prefill  # again where a handoff failed after its first token
             was_given_up = deltas[-1].finish_reason == "cancelled"
             if was_given_up:
                 deltas[-1] = msgspec.structs.replace(deltas[-1], finish_reason=None)

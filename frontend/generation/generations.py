@@ -1,12 +1,15 @@
 """From a body that an API has checked to the generation of its answer."""
 
+import asyncio
 from collections.abc import Callable
 
 from tandem.frontend.api import Call, Work
+from tandem.frontend.bodies.ignored import Ignored
 from tandem.frontend.catalog.catalog import ServedModel
+from tandem.frontend.config import FrontendConfig
 from tandem.frontend.deps import FrontendDeps
 from tandem.frontend.generation.generation import Answer, Sink, generate, new_answer
-from tandem.frontend.generation.plan import most_tokens, new_plan
+from tandem.frontend.generation.plan import most_generated, new_plan
 from tandem.frontend.generation.prompts import PromptMaker
 from tandem.frontend.http.exchange import Exchange
 from tandem.frontend.openai.requests import Body, ChatRequest, CompletionRequest, parse
@@ -23,9 +26,14 @@ class Generations:
         self.prompt_maker = PromptMaker(deps.config, deps.executor)
         self._deps = deps
 
-    def parse(self, kind: type[Body], raw: bytes) -> Body:
+    @property
+    def config(self) -> FrontendConfig:
+        """The frontend's."""
+        return self._deps.config
+
+    def parse(self, kind: type[Body], raw: bytes, ignored: Ignored) -> Body:
         """Return the checked request in `raw`. Raises InvalidRequestError naming the field."""
-        return parse(kind, raw, self._deps.config, self.longest_context)
+        return parse(kind, raw, self.config, self.longest_context, ignored)
 
     @property
     def longest_context(self) -> int:
@@ -52,23 +60,35 @@ class Generations:
         """Return the generation of a body for a model whose text is the frontend's."""
         route: Route = "chat" if isinstance(body, ChatRequest) else "completions"
         model = self.model(body.model, route, call)
-        plan = await new_plan(
-            body, model, self.prompt_maker, call.context, call.exchange.headers, call.owner
-        )
+        plan = await new_plan(body, model, self.prompt_maker, call)
         if call.exchange.client is not None:
-            num_tokens = most_tokens(plan)
-            call.exchange.client.reserve(num_tokens)
-            call.num_reserved = num_tokens
-        answer = new_answer(plan, self._deps)
+            call.charge = call.exchange.client.charge(plan.num_prompt_tokens, most_generated(plan))
+        answer = new_answer(plan, self._deps, call.owner)
         call.record.summarize = answer.summary
-        return generate(answer, new_sink(answer, call.exchange), call.exchange, self._deps)
+        work = generate(answer, new_sink(answer, call.exchange), call.exchange, self._deps)
+        return self._with_comments(work, call) if body.stream else work
 
     def of_text(self, body: TextBody, new_writer: NewWriter, call: Call) -> Work:
         """Return the generation of a body for a model that reads and writes text."""
         model = self.model(body.model, body.route, call)
         text = TextGeneration(body, new_writer, model, call.context, call.exchange, self._deps)
         call.record.summarize = text.summary
-        return text.run()
+        return self._with_comments(text.run(), call) if body.stream else text.run()
+
+    async def _with_comments(self, work: Work, call: Call) -> None:
+        """Do the work of a stream, with comments up to its first event where they are on."""
+        interval_s = self._deps.config.comment_interval_s
+        if not interval_s:
+            await work
+            return
+        exchange = call.exchange
+        headers = exchange.id_headers(call.context.id)
+        comments = asyncio.create_task(exchange.comment_until_events(interval_s, headers))
+        try:
+            await work
+        finally:
+            comments.cancel()
+            await asyncio.gather(comments, return_exceptions=True)
 
     def model(self, name: str, route: Route, call: Call) -> ServedModel:
         """Return the model, which is served on this route. Counts the request for the model."""

@@ -18,6 +18,7 @@ class Ending(msgspec.Struct, frozen=True):
     tokens: TokenCounts
     num_reasoning: int = 0  # of the generated tokens
     stop_string: str | None = None
+    is_call_cut: bool = False  # the last call has no end
 
 
 class PieceWriter(ErrorShape, Protocol):
@@ -66,9 +67,12 @@ class PieceSink:
         return self._writer.take(pieces)
 
     async def last(self, run: ChoiceRun, body: bytes) -> None:
-        reason, tokens = run.text.finish_reason, self._answer.tokens()
-        assert reason is not None
-        body += self._writer.end(Ending(reason, tokens, self._num_reasoning, run.text.stop_string))
+        text, tokens = run.text, self._answer.tokens()
+        assert text.finish_reason is not None
+        ending = Ending(
+            text.finish_reason, tokens, self._num_reasoning, text.stop_string, text.is_call_cut
+        )
+        body += self._writer.end(ending)
         if self._is_stream:
             await self._exchange.end_stream(body)
         else:

@@ -41,8 +41,15 @@ def part_key(piece: Piece) -> object:
 class OutputParser(Protocol):
     """Splits the growing text of one choice into pieces."""
 
+    @property
+    def is_in_call(self) -> bool:
+        """True within a call whose first part has gone out and whose last part has not."""
+
     def push(self, text: str) -> list[Piece]:
         """Return the pieces that `text`, which is not empty, completes."""
 
-    def finish(self) -> list[Piece]:
-        """Return the pieces held back so far. Called once, when the text has ended."""
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
+        """Return the pieces held back so far. Called once, when the text has ended.
+
+        The beginning of a call is left out of a text that was cut there.
+        """

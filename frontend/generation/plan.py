@@ -8,6 +8,7 @@ from typing import Literal, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from tandem.frontend.api import Call
 from tandem.frontend.catalog.catalog import ServedModel, TokenModel
 from tandem.frontend.generation.answer_format import AnswerFormat, answer_format
 from tandem.frontend.generation.prompts import Prompt, PromptMaker, check_token_ids
@@ -64,30 +65,30 @@ class Plan(msgspec.Struct, frozen=True):
     num_prompt_tokens: int  # of all prompts; choices of one prompt share it
 
 
-def most_tokens(plan: Plan) -> int:
-    """Return the tokens of the prompts, and of the answers as far as the body limits them."""
+def most_generated(plan: Plan) -> int:
+    """Return the most tokens of the answers; 0 where the body does not limit them."""
     if plan.body.token_limit is None:
-        return plan.num_prompt_tokens
-    return plan.num_prompt_tokens + sum([choice.request.stop.max_tokens for choice in plan.choices])
+        return 0
+    return sum([choice.request.stop.max_tokens for choice in plan.choices])
 
 
 async def new_plan(
     body: ChatRequest | CompletionRequest,
     served: ServedModel,
     prompt_maker: PromptMaker,
-    context: RequestContext,
-    headers: Mapping[bytes, bytes],
-    caller: str,
+    call: Call,
 ) -> Plan:
     """Tokenize a body and fit it to its model. Raises InvalidRequestError naming the field."""
-    model = of_tokens(served)
+    model, context, headers = of_tokens(served), call.context, call.exchange.headers
     placement = _one_of(headers, _PREFILL_HEADER, _PLACEMENTS)
     wants_timeline = _one_of(headers, _TIMELINE_HEADER, _SWITCH) or False
-    wishes = _Wishes(placement, _targets(headers), caller)
-    prompts = await prompt_maker.prompts(body, model)
+    wishes = _Wishes(placement, _targets(headers), call.owner)
+    clamps = prompt_maker.config.clamp_max_tokens or call.clamps_max_tokens
+    prompts = await prompt_maker.prompts(body, model, clamps=clamps)
     is_chat = isinstance(body, ChatRequest)
     head = new_head(context.id, model.card.name, is_chat, body.include_usage)
-    format = answer_format(body, model, prompt_maker.config, prompts[0].token_ids)
+    config, first = prompt_maker.config, prompts[0].token_ids
+    format = answer_format(body, model, config, first, call.ignored)
     choices = _choices(body, model, prompts, format, context, wishes)
     num_tokens = sum([len(prompt.token_ids) for prompt in prompts])
     return Plan(model, body, prompts, choices, format, context, head, wants_timeline, num_tokens)
@@ -145,6 +146,7 @@ def _choices(
 def _sampling(body: ChatRequest | CompletionRequest, model: TokenModel) -> SamplingParams:
     biases = body.token_biases
     check_token_ids(biases, model, "logit_bias")
+    _check_rules(body, model)
     seed = random.getrandbits(63) if body.seed is None else body.seed % 2**64
     is_greedy = body.top_p == 0  # of a nucleus without mass, the likeliest token is left
     return SamplingParams(
@@ -159,7 +161,28 @@ def _sampling(body: ChatRequest | CompletionRequest, model: TokenModel) -> Sampl
         seed=seed,
         logprobs=_num_logprobs(body),
         prompt_logprobs=body.scores_prompt,
+        allowed_token_ids=body.allowed_token_ids or [],
+        bad_words=_bad_words(body.bad_words or [], model),
     )
+
+
+def _check_rules(body: ChatRequest | CompletionRequest, model: TokenModel) -> None:
+    for name, value in (
+        ("allowed_token_ids", body.allowed_token_ids),
+        ("bad_words", body.bad_words),
+    ):
+        if value and not model.card.supports_token_rules:
+            raise InvalidRequestError(
+                f"`{name}`: the workers of model {model.card.name!r} do not support it", param=name
+            )
+    check_token_ids(body.allowed_token_ids or [], model, "allowed_token_ids")
+
+
+def _bad_words(words: list[str], model: TokenModel) -> list[list[int]]:
+    """Return the tokens of words, at the beginning of a text and after a space."""
+    texts = [text for word in words for text in (word, f" {word.lstrip()}")]
+    found = {tuple(model.text.encode(text, is_chat=True)): None for text in texts}
+    return [list(token_ids) for token_ids in found if token_ids]
 
 
 def _num_logprobs(body: ChatRequest | CompletionRequest) -> int | None:

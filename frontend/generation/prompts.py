@@ -10,6 +10,7 @@ import msgspec
 from tandem.frontend.bodies.invalid import invalid_field
 from tandem.frontend.catalog.catalog import TokenModel
 from tandem.frontend.config import FrontendConfig
+from tandem.frontend.openai.messages import TemplateMessage
 from tandem.frontend.openai.requests import ChatRequest, CompletionRequest
 from tandem.frontend.tokens.template import TemplateTimeError
 from tandem.runtime.errors import ContextLengthError, InvalidRequestError, OverloadedError
@@ -43,15 +44,20 @@ class PromptMaker:
         self._executor = executor
 
     async def prompts(
-        self, body: ChatRequest | CompletionRequest, model: TokenModel
+        self, body: ChatRequest | CompletionRequest, model: TokenModel, *, clamps: bool
     ) -> list[Prompt]:
-        """Return the prompts of a body, each checked as it is made. Raises InvalidRequestError."""
+        """Return the prompts of a body, each checked as it is made. Raises InvalidRequestError.
+
+        With `clamps` an answer may be as long as the context allows, and its limit may be larger.
+        """
         if isinstance(body, ChatRequest):
-            return [await self._chat_prompt(body, model)]
+            return [await self._chat_prompt(body, model, clamps)]
         given = body.prompts(self.config)
         num_characters = sum([len(each) for each in given if type(each) is str])
         is_short = num_characters <= _INLINE_CHARACTERS
-        return [await self._completion_prompt(each, body, model, is_short) for each in given]
+        return [
+            await self._completion_prompt(each, body, model, is_short, clamps) for each in given
+        ]
 
     async def chat_tokens(self, body: ChatRequest, model: TokenModel) -> list[int]:
         """Return the tokens of a chat's prompt. Raises InvalidRequestError."""
@@ -84,13 +90,16 @@ class PromptMaker:
         """Return the entries of tokens in the vocabulary."""
         return await self._in_thread(lambda: model.text.token_strings(token_ids))
 
-    async def _chat_prompt(self, body: ChatRequest, model: TokenModel) -> Prompt:
+    async def _chat_prompt(self, body: ChatRequest, model: TokenModel, clamps: bool) -> Prompt:
         token_ids = await self.chat_tokens(body, model)
-        return Prompt(token_ids, "", stop_conditions(body, model, len(token_ids)))
+        stop = stop_conditions(body, model, len(token_ids), clamps=clamps)
+        return Prompt(token_ids, "", stop)
 
     async def _render(self, body: ChatRequest, model: TokenModel) -> str:
         _check_arguments(body)
-        messages, extra = body.conversation(), body.template_variables()
+        rules = model.card.answers
+        messages = body.conversation()
+        extra = body.template_variables(shows_unused_tools=rules.shows_unused_tools)
         adds_prompt = body.add_generation_prompt is not False and not body.continue_final_message
 
         def render(limit_s: float) -> str:
@@ -103,7 +112,7 @@ class PromptMaker:
                 continues_last=bool(body.continue_final_message),
             )
 
-        num_characters = sum(len(message["content"] or "") for message in messages)
+        num_characters = sum(map(_num_characters, messages))
         if num_characters <= _INLINE_CHARACTERS:
             try:
                 return render(_INLINE_RENDER_S)
@@ -112,12 +121,17 @@ class PromptMaker:
         return await self._in_thread(lambda: render(_RENDER_S))
 
     async def _completion_prompt(
-        self, prompt: str | list[int], body: CompletionRequest, model: TokenModel, is_short: bool
+        self,
+        prompt: str | list[int],
+        body: CompletionRequest,
+        model: TokenModel,
+        is_short: bool,
+        clamps: bool,
     ) -> Prompt:
         if isinstance(prompt, list):
             check_token_ids(prompt, model, "prompt")
             prompt = truncated(prompt, body, model)
-            stop = stop_conditions(body, model, len(prompt))
+            stop = stop_conditions(body, model, len(prompt), clamps=clamps)
             echo = await self._echo(prompt, model) if body.echo else ""
             return Prompt(prompt, echo, stop, body.echoes_logprobs)
         _check_characters(prompt, model, "prompt")
@@ -130,7 +144,7 @@ class PromptMaker:
         kept = truncated(token_ids, body, model)
         if len(kept) < len(token_ids) and body.echo:
             prompt = await self._echo(kept, model)
-        stop = stop_conditions(body, model, len(kept))
+        stop = stop_conditions(body, model, len(kept), clamps=clamps)
         return Prompt(kept, prompt if body.echo else "", stop, body.echoes_logprobs)
 
     async def _echo(self, token_ids: list[int], model: TokenModel) -> str:
@@ -177,6 +191,12 @@ def _check_arguments(body: ChatRequest) -> None:
             )
 
 
+def _num_characters(message: TemplateMessage) -> int:
+    """Return the characters of a message's content and calls, which take time to render."""
+    calls = message.get("tool_calls", ())
+    return len(message["content"]) + sum(len(call["function"]["arguments"]) for call in calls)
+
+
 def _check_characters(text: str, model: TokenModel, param: str) -> None:
     """Raise ContextLengthError for a text that cannot fit, however few tokens it has."""
     if len(text) > model.max_characters:
@@ -197,17 +217,24 @@ def truncated(
         return token_ids
     if most == -1:
         limit = 1 if body.token_limit is None else body.token_limit
+        limit = limit if limit < model.card.context_length else 1
         most = max(1, model.card.context_length - limit)
     return token_ids[-most:]
 
 
 def stop_conditions(
-    body: ChatRequest | CompletionRequest, model: TokenModel, num_prompt_tokens: int
+    body: ChatRequest | CompletionRequest,
+    model: TokenModel,
+    num_prompt_tokens: int,
+    *,
+    clamps: bool,
 ) -> StopConditions:
     """Return the end of an answer. Raises InvalidRequestError if it does not fit the context."""
     context_length = model.card.context_length
     limit = body.token_limit
     num_left = context_length - num_prompt_tokens
+    if clamps and limit is not None and num_left > 0:
+        limit = min(limit, num_left)
     where = "messages" if isinstance(body, ChatRequest) else "prompt"
     if num_left < (1 if limit is None else limit):
         asked = "" if limit is None else f" and {limit} for the answer"

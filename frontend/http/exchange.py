@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from starlette.types import Receive, Scope, Send
 
 from tandem.frontend.access.limits import Client, Header
+from tandem.frontend.bodies.ignored import Ignored
 from tandem.frontend.bodies.open_bodies import BodyShare
 from tandem.frontend.openai.errors import (
     BodyTimeoutError,
@@ -27,6 +28,7 @@ _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+_COMMENT = b": waiting\n\n"
 _MAX_ID_BYTES = 256
 _PRINTABLE = re.compile(rb"[ -~]+")
 _UNPRINTABLE = re.compile(r"[^ -~]")
@@ -63,30 +65,39 @@ class Exchange:
     """
 
     __slots__ = (
-        "_connection", "_receive", "client", "errors", "headers", "is_gone", "is_over",
-        "is_started", "send", "status", "traceparent",
+        "_connection", "_receive", "client", "errors", "has_events", "headers", "ignored",
+        "is_gone", "is_over", "is_started", "send", "status", "traceparent",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, errors: ErrorShape) -> None:
         self.errors = errors
         self.client: Client | None = None  # the holder of the request's API key
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.ignored = Ignored()
         self._connection: Connection = scope[CONNECTION]
         self._receive = receive
         self.send = send
         self.is_started = False
+        self.has_events = False  # in a stream; a comment is none
         self.is_over = False
         self.is_gone = False
         self.status = 0
         self.traceparent = ""  # of our span; empty where nothing takes spans
 
+    @property
+    def owner(self) -> str:
+        """The name of the API key; empty without keys."""
+        return "" if self.client is None else self.client.key.name
+
     def id_headers(self, request_id: str) -> list[Header]:
-        """Return the headers with the request's ids, its trace, and its client's limits."""
+        """Return the headers about the request: its ids, trace, ignored fields, client's limits."""
         ours = request_id.encode()
         own = caller_id(self.headers.get(b"x-request-id", b""))
         ids = [(b"x-tandem-request-id", ours), (b"x-request-id", own or ours)]
         if self.traceparent:
             ids.append((b"traceresponse", self.traceparent.encode()))
+        if ignored := str(self.ignored):
+            ids.append((b"x-tandem-ignored", header_value(ignored)))
         return ids if self.client is None else ids + self.client.headers()
 
     def check_is_json(self) -> None:
@@ -161,7 +172,25 @@ class Exchange:
         await self.send({"type": "http.response.body", "body": body})
 
     async def start_stream(self, headers: list[Header]) -> None:
-        """Begin a stream of events. Its status and headers go out with the next `write`."""
+        """Begin a stream of events. Its status and headers go out with the next `write`.
+
+        After comments, which were sent with headers of their own, these are not sent any more.
+        """
+        self.has_events = True
+        await self._start_stream(headers)
+
+    async def comment_until_events(self, interval_s: float, headers: list[Header]) -> None:
+        """Send comments at an interval, as long as the stream has no events."""
+        while True:
+            await asyncio.sleep(interval_s)
+            if self.has_events or self.is_over:
+                return
+            await self._start_stream(headers)
+            await self.write(_COMMENT)
+
+    async def _start_stream(self, headers: list[Header]) -> None:
+        if self.is_started:
+            return
         self.is_started = True
         self.status = 200
         await self.send(

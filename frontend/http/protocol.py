@@ -1,6 +1,7 @@
 """HTTP/1 as the frontend speaks it: uvicorn's protocol with bounds on a request's head.
 
-A head is the request line and the headers. It has a size and a time, and names its host.
+A head is the request line and the headers. It has a size and a time, and names its host. The time
+of the first one counts from the begin of the connection.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from tandem.frontend.openai.errors import http_error_body
 from tandem.runtime.address import new_id
 
 _NAME = itemgetter(0)  # of a header
+_VERSIONS = ("1.1", "1.0")
 
 
 class _RefusedError(Exception):
@@ -33,6 +35,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     max_head_bytes: ClassVar[int]
     head_timeout_s: ClassVar[float]
+    cors_origins: ClassVar[frozenset[bytes]]
 
     def __init__(self, *args: Any, **fields: Any) -> None:
         super().__init__(*args, **fields)
@@ -63,7 +66,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._start_idle_timer()
+        self._close_idle_at(self.loop.time() + self.head_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
@@ -73,14 +76,15 @@ class LimitedProtocol(HttpToolsProtocol):
             self._on_gone()
 
     def data_received(self, data: bytes) -> None:
-        was_in_head = self._is_in_head
+        was_in_head, idle_timer = self._is_in_head, self.timeout_keep_alive_task
         self._may_be_over = was_in_head or len(data) > self.max_head_bytes
         super().data_received(data)
         if self.transport.is_closing():
             return
         if not self._is_in_head:
-            if self.cycle is None or self.cycle.response_complete:  # empty lines, and no request
-                self._start_idle_timer()
+            is_idle = self.cycle is None or self.cycle.response_complete
+            if is_idle and idle_timer is not None:  # empty lines, which begin no request
+                self._close_idle_at(idle_timer.when())
             return
         if self._head_timer is None:
             self._start_head_timer()
@@ -101,8 +105,11 @@ class LimitedProtocol(HttpToolsProtocol):
             num_bytes = len(self.url) + sum(map(len, chain.from_iterable(self.headers)))
             if num_bytes > self.max_head_bytes:
                 self._refuse(431, f"the request's head is over {self.max_head_bytes} bytes")
+        version = self.parser.get_http_version()
+        if version not in _VERSIONS:
+            self._refuse(400, f"the request is HTTP/{version}, not HTTP/1.1 or 1.0")
         num_hosts = [*map(_NAME, self.headers)].count(b"host")
-        if num_hosts != 1 and self.parser.get_http_version() == "1.1":
+        if num_hosts != 1 and version == "1.1":
             self._refuse(400, f"the request has {num_hosts} Host headers, not one")
         super().on_headers_complete()
 
@@ -117,10 +124,20 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.write(
             STATUS_LINE[status]
             + b"content-type: application/json\r\nconnection: close\r\n"
+            + self._cors_headers()
             + b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (new_id().encode(), len(body))
             + body
         )
         self.transport.close()
+
+    def _cors_headers(self) -> bytes:
+        """Return the headers by which a web page may read a refusal, if its origin has come."""
+        origin = dict(self.headers or []).get(b"origin", b"")
+        if not self.cors_origins & {b"*", origin}:
+            return b""
+        allowed = b"*" if b"*" in self.cors_origins else origin + b"\r\nvary: Origin"
+        exposed = b"access-control-expose-headers: x-request-id\r\n"
+        return b"access-control-allow-origin: " + allowed + b"\r\n" + exposed
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         cycle.scope[CONNECTION] = self  # type: ignore[literal-required]
@@ -138,12 +155,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._refusal = (status, message)
         self.send_400_response(message)
 
-    def _start_idle_timer(self) -> None:
-        """Close the connection if no request begins on it for as long as between requests."""
-        self._unset_keepalive_if_required()
-        self.timeout_keep_alive_task = self.loop.call_later(
-            self.timeout_keep_alive, self.timeout_keep_alive_handler
-        )
+    def _close_idle_at(self, at_s: float) -> None:
+        """Close the connection if no request has begun on it until a time of the loop."""
+        self.timeout_keep_alive_task = self.loop.call_at(at_s, self.timeout_keep_alive_handler)
 
     def _start_head_timer(self) -> None:
         self._head_timer = self.loop.call_later(self.head_timeout_s, self._on_head_timeout)
@@ -168,5 +182,6 @@ def limited_protocol(config: FrontendConfig) -> type[LimitedProtocol]:
     class Protocol(LimitedProtocol):
         max_head_bytes = config.max_head_bytes
         head_timeout_s = config.head_timeout_s
+        cors_origins = frozenset(each.encode() for each in config.allowed_origins)
 
     return Protocol

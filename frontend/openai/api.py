@@ -31,5 +31,5 @@ class OpenAIApi:
             text_body = parse_text(self._route, raw)
             writer = StreamedText if text_body.stream else WholeText
             return generations.of_text(text_body, writer, call)
-        body = generations.parse(self._kind, raw)
+        body = generations.parse(self._kind, raw, call.ignored)
         return await generations.of_tokens(body, StreamSink if body.stream else WholeSink, call)

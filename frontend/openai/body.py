@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from tandem.frontend.bodies.ignored import Ignored
 from tandem.frontend.bodies.invalid import invalid_field
 from tandem.frontend.bodies.typed import Count, Natural, Share
 from tandem.frontend.config import FrontendConfig
@@ -15,10 +16,13 @@ MAX_TOKEN_ID = 2**32 - 1
 _MAX_I64 = 2**63 - 1
 _MAX_LOGIT_BIAS = 100
 _MAX_TOKEN_LIST = 1024  # entries of logit_bias and of stop_token_ids
+_MAX_ALLOWED = 16_384
+_MAX_BAD_WORDS = 128
+BadWord = Annotated[str, Meta(min_length=1, max_length=128)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 
 
-class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StreamOptions(msgspec.Struct, frozen=True):
     """`include_usage` adds a last chunk with the token counts; the other, counts in every chunk."""
 
     include_usage: bool | None = None
@@ -28,6 +32,15 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class RequestBody(ConstraintFields, frozen=True, kw_only=True):
     """The fields that chat and completions have in common."""
+
+    no_effect = frozenset(
+        (
+            "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+            "prompt_cache_retention", "verbosity", "prediction", "priority", "length_penalty",
+            "spaces_between_special_tokens", "guided_decoding_backend",
+        )
+    )  # fmt: skip
+    refused = frozenset(("suffix", "audio", "chat_template", "functions", "function_call"))
 
     model: str
     max_tokens: Count | None = None
@@ -49,6 +62,8 @@ class RequestBody(ConstraintFields, frozen=True, kw_only=True):
     min_tokens: Natural | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=_MAX_TOKEN_LIST)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(max_length=_MAX_ALLOWED)] | None = None
+    bad_words: Annotated[list[BadWord], Meta(max_length=_MAX_BAD_WORDS)] | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     prompt_logprobs: Natural | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=LARGEST_INT)] | None = None
@@ -58,17 +73,7 @@ class RequestBody(ConstraintFields, frozen=True, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
-    # Accepted without effect, because official clients send them.
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
-    store: Literal[False] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    spaces_between_special_tokens: bool | None = None  # of tokenizers that are not fast ones
     use_beam_search: Literal[False] | None = None
-    length_penalty: Annotated[float, Meta(ge=1, le=1)] | None = None  # of beam search
-    priority: Literal[0] | None = None
 
     @property
     def stop_strings(self) -> list[str]:
@@ -104,7 +109,7 @@ class RequestBody(ConstraintFields, frozen=True, kw_only=True):
         options = self.stream_options
         return self.include_usage and bool(options and options.continuous_usage_stats)
 
-    def check(self, config: FrontendConfig) -> None:
+    def check(self, config: FrontendConfig, ignored: Ignored) -> None:
         """Raise InvalidRequestError for values that the types allow and the frontend does not."""
         if (self.n or 1) > config.max_n:
             raise invalid_field("n", f"is {self.n}, the most is {config.max_n}")

@@ -7,7 +7,9 @@ import msgspec
 from msgspec import Meta
 
 from tandem.frontend.bodies.invalid import invalid_field
+from tandem.frontend.bodies.typed import Body
 from tandem.runtime.errors import InvalidRequestError
+from tandem.runtime.json_schema import WHOLE, text_of, without
 from tandem.runtime.messages import Grammar
 from tandem.runtime.printable import short
 
@@ -16,7 +18,7 @@ _ANY_OBJECT = '{"type": "object"}'
 Choices = Annotated[list[str], Meta(min_length=1, max_length=_MAX_CHOICES)]
 
 
-class JsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class JsonSchema(msgspec.Struct, frozen=True):
     """A schema with the names that OpenAI gives it, which have no effect."""
 
     name: str | None = None
@@ -25,7 +27,7 @@ class JsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
-class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class ResponseFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     """The format of the answer."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
@@ -35,7 +37,7 @@ class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     format: dict[str, Any] | None = None
 
 
-class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StructuredOutputs(msgspec.Struct, frozen=True):
     """vLLM's object for all constraints, of which it has one."""
 
     json: dict[str, Any] | str | None = None
@@ -47,14 +49,27 @@ class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class Constraint(msgspec.Struct, frozen=True):
-    """A grammar, and the field of the body that it comes from."""
+    """A grammar, and the field of the body that it comes from.
+
+    `places` has the fields of schemas by their lines in a grammar that is not the client's; 0 is
+    the field of the only schema.
+    """
 
     field: str
     grammar: Grammar
     has_rules: bool = False  # of the client's own, which cannot be a part of other ones
+    places: dict[int, str] = {}
+    unkept: list[str] = []  # fields that no grammar can keep, left out
+
+    def field_of(self, line: str | None, path: str) -> str:
+        """Return the field at `path` in the schema of a line. None: there is one schema."""
+        place = self.places.get(int(line or 0))
+        if place is not None:
+            return place + path.removeprefix(WHOLE)
+        return self.field if line else self.field + path
 
 
-class ConstraintFields(msgspec.Struct, frozen=True, kw_only=True):
+class ConstraintFields(Body, frozen=True, kw_only=True):
     """The fields of chat and completions that constrain the answer. One of them at a time."""
 
     response_format: ResponseFormat | None = None
@@ -81,7 +96,28 @@ class ConstraintFields(msgspec.Struct, frozen=True, kw_only=True):
             found += _structured_outputs(self.structured_outputs)
         if len(found) > 1:
             raise excluding(found[0][0], found[1][0])
-        return Constraint(*found[0], _has_rules(found[0])) if found else None
+        if not found:
+            return None
+        field, grammar = found[0]
+        if grammar.kind != "json_schema":
+            return Constraint(field, grammar, _has_rules(found[0]))
+        return self._of_schema(field, grammar)
+
+    def _of_schema(self, field: str, grammar: Grammar) -> Constraint:
+        """Return the constraint of a JSON schema. One that is strict is kept whole, or refused."""
+        form = self.response_format
+        is_form = form is not None and field == "response_format"
+        place = f"{field}.json_schema.schema" if is_form else field
+        is_strict = is_form and form and form.json_schema and form.json_schema.strict
+        if is_strict or '"uniqueItems"' not in grammar.source:
+            return Constraint(field, grammar, places={0: place})
+        try:
+            schema, paths = without("uniqueItems", json.loads(grammar.source))
+        except RecursionError:
+            raise invalid_field(place, "is nested too deeply") from None
+        grammar = Grammar("json_schema", json.dumps(schema, ensure_ascii=False))
+        unkept = [place + text_of(path) for path in paths]
+        return Constraint(field, grammar, places={0: place}, unkept=unkept)
 
 
 def _has_rules(found: tuple[str, Grammar]) -> bool:

@@ -70,7 +70,7 @@ class UnauthorizedError(BodyError):
 
 
 class ForbiddenError(BodyError):
-    """The API key is not for this path."""
+    """The request may not have this path."""
 
     code = "forbidden"
     status = 403

@@ -1,16 +1,13 @@
 """The messages of a chat, checked, and as a chat template takes them."""
 
-import json
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
-from msgspec import Meta
 
 from tandem.frontend.bodies.invalid import invalid_field
-from tandem.runtime.errors import InvalidRequestError
+from tandem.frontend.tokens.chat_forms import with_reasoning
 from tandem.runtime.printable import short
 
-_MAX_NAME = 256
 TemplateMessage = dict[str, Any]
 
 
@@ -19,33 +16,22 @@ class ContentPart(msgspec.Struct, frozen=True):
 
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
-class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The function of a call; its arguments are the JSON that the model wrote."""
+class CalledFunction(msgspec.Struct, frozen=True):
+    """The function of a call; its arguments are the text that the model wrote."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=_MAX_NAME)]
-    arguments: str = ""
-
-    def parsed_arguments(self, where: str) -> dict[str, Any]:
-        """Return the arguments as an object. Raises InvalidRequestError naming the field."""
-        field = f"{where}.function.arguments"
-        try:
-            arguments = json.loads(self.arguments or "{}")
-        except (ValueError, RecursionError) as error:
-            raise invalid_field(field, f"is not JSON: {error}") from error
-        if not isinstance(arguments, dict):
-            raise invalid_field(field, "must be a JSON object")
-        return arguments
+    name: str
+    arguments: str | None = None
 
 
-class MessageToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A call in an assistant's message. `index` is left over from a stream and has no effect."""
+class MessageToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call in an assistant's message. Its id and name are those that a model wrote."""
 
-    id: Annotated[str, Meta(max_length=_MAX_NAME)] | None = None
-    type: Literal["function"] = "function"
+    id: str | None = None
+    type: Literal["function"] | None = None
     function: CalledFunction
-    index: int | None = None
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
@@ -55,7 +41,7 @@ class ChatMessage(msgspec.Struct, frozen=True):
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[MessageToolCall] | None = None
-    tool_call_id: Annotated[str, Meta(max_length=_MAX_NAME)] | None = None
+    tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None  # the name of `reasoning_content` at other servers
 
@@ -72,18 +58,14 @@ class ChatMessage(msgspec.Struct, frozen=True):
             raise invalid_field(f"{where}.content", "is required")
         for index, part in enumerate(self.content):
             if part.type != "text" or part.text is None:
-                field = f"{where}.content[{index}]"
-                raise InvalidRequestError(
-                    f"`{field}` has type {short(part.type)!r}; only text is supported",
-                    param=f"{field}.type",
-                )
+                field = f"{where}.content[{index}].type"
+                raise invalid_field(field, f"is {short(part.type)!r}; only text is supported")
         return "".join(part.text or "" for part in self.content)
 
     def for_template(self, where: str) -> TemplateMessage:
         """Return the message for a chat template, which knows a developer as system.
 
-        The content of an assistant that only called tools is None, as templates test for it.
-        Raises InvalidRequestError naming the field.
+        The arguments of calls are text. Raises InvalidRequestError naming the field.
         """
         role = "system" if self.role == "developer" else self.role
         message: TemplateMessage = {"role": role, "content": self.text(where)}
@@ -92,27 +74,28 @@ class ChatMessage(msgspec.Struct, frozen=True):
             if self.name is not None:
                 message["name"] = self.name
         elif self.role == "assistant":
-            self._add_answer(message, where)
+            message = self._answer(message)
         self._check_role(where)
         return message
 
-    def _add_answer(self, message: TemplateMessage, where: str) -> None:
+    def _answer(self, message: TemplateMessage) -> TemplateMessage:
         reasoning = self.reasoning_content or self.reasoning
         if reasoning:
-            message["reasoning_content"] = message["reasoning"] = reasoning
-        if self.tool_calls:
-            message["content"] = message["content"] or None
-            message["tool_calls"] = [
-                {
-                    "id": call.id or "",
-                    "type": "function",
-                    "function": {
-                        "name": call.function.name,
-                        "arguments": call.function.parsed_arguments(f"{where}.tool_calls[{index}]"),
-                    },
-                }
-                for index, call in enumerate(self.tool_calls)
-            ]
+            message = with_reasoning(message, reasoning)
+        if not self.tool_calls:
+            return message
+        calls = [
+            {
+                "id": call.id or "",
+                "type": "function",
+                "function": {
+                    "name": call.function.name,
+                    "arguments": call.function.arguments or "",
+                },
+            }
+            for call in self.tool_calls
+        ]
+        return message | {"tool_calls": calls}
 
     def _check_role(self, where: str) -> None:
         """Raise InvalidRequestError for a field that only messages of another role have."""

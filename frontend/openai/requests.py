@@ -1,7 +1,6 @@
 """The bodies of OpenAI's chat and completions requests, checked field by field.
 
-Types are strict, as they are at OpenAI: a number in a string is refused. A field that is not
-supported is refused by name, unless it is null or can be ignored safely.
+Types are strict, as they are at OpenAI: a number in a string is refused.
 """
 
 from typing import Annotated, Any, Literal, TypeVar
@@ -9,34 +8,41 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from tandem.frontend.bodies.ignored import Ignored
 from tandem.frontend.bodies.invalid import invalid_field
 from tandem.frontend.bodies.outline import MAX_PROMPT_TOKENS, PROMPT_FORMS, check_lists
-from tandem.frontend.bodies.typed import Count, Effort, Natural, decoded, read_body_fields
+from tandem.frontend.bodies.typed import Count, Natural, decoded, read_body_fields
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.openai.body import MAX_TOKEN_ID, RequestBody
 from tandem.frontend.openai.messages import ChatMessage, TemplateMessage
-from tandem.frontend.openai.tools import Tool, ToolChoice, check_tools
+from tandem.frontend.openai.parts import is_text, with_text_parts
+from tandem.frontend.openai.thinking import ThinkingFields
+from tandem.frontend.openai.tools import (
+    NO_TOOLS,
+    FunctionTool,
+    Tool,
+    ToolChoice,
+    Tools,
+    chosen_tools,
+)
 from tandem.runtime.errors import InvalidRequestError
 
 Body = TypeVar("Body", bound=RequestBody)
 _MAX_DOCUMENTS = 256
 _LARGE = ("messages", "prompt")  # bounded by the body
-_MESSAGE_FIELDS = frozenset(ChatMessage.__struct_fields__)
 
 
-class ChatRequest(RequestBody, frozen=True, kw_only=True):
+class ChatRequest(ThinkingFields, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessage]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Natural | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     modalities: list[Literal["text"]] | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Effort | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     echo: Literal[False] | None = None
@@ -58,9 +64,11 @@ class ChatRequest(RequestBody, frozen=True, kw_only=True):
         return self.prompt_logprobs is not None
 
     @property
-    def usable_tools(self) -> list[Tool]:
-        """The tools that the answer may call."""
-        return [] if self.tool_choice == "none" else self.tools or []
+    def chosen(self) -> Tools:
+        """The tools that the answer may call, or has to. They have been checked."""
+        if not self.tools:
+            return NO_TOOLS
+        return chosen_tools(self.tools, self.tool_choice, Ignored())
 
     def conversation(self) -> list[TemplateMessage]:
         """Return the messages for a chat template. Raises InvalidRequestError naming a field."""
@@ -69,28 +77,27 @@ class ChatRequest(RequestBody, frozen=True, kw_only=True):
             for index, message in enumerate(self.messages)
         ]
 
-    def template_variables(self) -> dict[str, Any]:
+    def template_variables(self, *, shows_unused_tools: bool = False) -> dict[str, Any]:
         """Return the variables of the chat template beside the messages.
 
-        `chat_template_kwargs` take precedence over those that other fields stand for. Templates
-        know the switch of reasoning under two names.
+        Tools that the answer may not call are among them with `shows_unused_tools`.
+        `chat_template_kwargs` take precedence over those that other fields stand for.
         """
         variables: dict[str, Any] = {}
-        if self.usable_tools:
-            variables["tools"] = msgspec.to_builtins(self.usable_tools)
+        shown = self.chosen
+        if shows_unused_tools and self.tools:
+            shown = chosen_tools(self.tools, None, Ignored())
+        if shown.functions:
+            tools = [FunctionTool(function=each) for _, each in shown.functions]
+            variables["tools"] = msgspec.to_builtins(tools)
         if self.documents is not None:
             variables["documents"] = self.documents
-        if self.reasoning_effort is not None:
-            thinks = self.reasoning_effort != "none"
-            variables["enable_thinking"] = variables["thinking"] = thinks
-            if thinks:
-                variables["reasoning_effort"] = self.reasoning_effort
-        return variables | (self.chat_template_kwargs or {})
+        return variables | self.thinking_variables() | (self.chat_template_kwargs or {})
 
-    def check(self, config: FrontendConfig) -> None:
-        super().check(config)
+    def check(self, config: FrontendConfig, ignored: Ignored) -> None:
+        super().check(config, ignored)
         self._check_continuation()
-        check_tools(self.tools or [], self.tool_choice)
+        chosen_tools(self.tools or [], self.tool_choice, ignored)
         if (self.top_logprobs or 0) > config.max_top_logprobs:
             raise invalid_field(
                 "top_logprobs", f"is {self.top_logprobs}, the most is {config.max_top_logprobs}"
@@ -105,8 +112,11 @@ class ChatRequest(RequestBody, frozen=True, kw_only=True):
             raise invalid_field(
                 "continue_final_message", "and `add_generation_prompt` exclude each other"
             )
-        if self.messages[-1].role != "assistant":
-            raise invalid_field("continue_final_message", "needs a last message of the assistant")
+        last = self.messages[-1]
+        if last.role != "assistant" or last.tool_calls:
+            raise invalid_field(
+                "continue_final_message", "needs a last message of the assistant, without calls"
+            )
 
 
 class CompletionRequest(RequestBody, frozen=True, kw_only=True):
@@ -157,8 +167,8 @@ class CompletionRequest(RequestBody, frozen=True, kw_only=True):
             raise InvalidRequestError(PROMPT_FORMS, param="prompt")
         return self.prompt
 
-    def check(self, config: FrontendConfig) -> None:
-        super().check(config)
+    def check(self, config: FrontendConfig, ignored: Ignored) -> None:
+        super().check(config, ignored)
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise invalid_field("best_of", "other than `n` is not supported")
         if (self.logprobs or 0) > config.max_top_logprobs:
@@ -176,13 +186,18 @@ def parse(
     raw: bytes,
     config: FrontendConfig,
     longest_context: int = MAX_PROMPT_TOKENS,
+    ignored: Ignored | None = None,
 ) -> Body:
     """Return the checked request in `raw`. Raises InvalidRequestError naming the field.
 
     `longest_context` is the most tokens of a prompt that any model takes.
     """
-    fields = read_body_fields(kind, raw, _LARGE)
-    check_lists(fields, _MESSAGE_FIELDS, config.max_sequences, longest_context)
+    ignored = ignored or Ignored()
+    fields = read_body_fields(kind, raw, _LARGE, ignored)
+    check_lists(fields, config.max_sequences, longest_context)
     body = decoded(kind, raw)
-    body.check(config)
+    body.check(config, ignored)
+    if isinstance(body, ChatRequest) and not all(map(is_text, body.messages)):
+        texts = with_text_parts(body.messages, ignored, images_as_text=config.images_as_text)
+        return msgspec.structs.replace(body, messages=texts)
     return body

@@ -169,6 +169,6 @@ def usage(num_prompt_tokens: int, num_completion_tokens: int, num_cached_tokens:
     )
 
 
-def finish_reason_of(reason: FinishReason, has_tool_calls: bool) -> ChoiceFinishReason:
+def finish_reason_of(reason: FinishReason, has_whole_calls: bool) -> ChoiceFinishReason:
     """Return OpenAI's finish reason: a choice that ended of itself may have called tools."""
-    return "tool_calls" if has_tool_calls and reason == "stop" else reason
+    return "tool_calls" if has_whole_calls and reason == "stop" else reason

@@ -104,12 +104,15 @@ class ChunkWriter:
         reason: FinishReason,
         timeline: ChoiceTimeline | msgspec.UnsetType = msgspec.UNSET,
         token_ids: list[int] | None = None,
+        *,
+        is_call_cut: bool = False,
     ) -> bytes:
         """Return the last event of a choice, with `timeline` as its `tandem`."""
+        has_whole_calls = self._has_tool_calls and not is_call_cut
         tandem = b"" if timeline is msgspec.UNSET else b',"tandem":' + _encode(timeline)
         return self._event(
             b'"delta":{}' if self._is_chat else b'"text":""',
-            reason=b'"%b"' % finish_reason_of(reason, self._has_tool_calls).encode(),
+            reason=b'"%b"' % finish_reason_of(reason, has_whole_calls).encode(),
             more=tandem + _token_ids(token_ids),
         )
 
@@ -165,7 +168,7 @@ class StreamSink:
         self._has_continuous_usage = answer.plan.body.has_continuous_usage
 
     async def first(self, run: ChoiceRun) -> bytes:
-        if not self._exchange.is_started:
+        if not self._exchange.has_events:
             await self._exchange.start_stream(self._answer.headers(run, self._exchange))
         echo, listed = run.choice.prompt.echo, await echoed_logprobs(run)
         writer = self._writers[run.choice.index]
@@ -193,7 +196,12 @@ class StreamSink:
         self._count(writer)
         end = run.text.stop_token_id
         token_ids = ([] if end is None else [end]) if self._has_token_ids else None
-        body += writer.finish(run.text.finish_reason, self._answer.timeline(run), token_ids)
+        body += writer.finish(
+            run.text.finish_reason,
+            self._answer.timeline(run),
+            token_ids,
+            is_call_cut=run.text.is_call_cut,
+        )
         self._num_open -= 1
         if self._num_open:
             await self._exchange.write(body)

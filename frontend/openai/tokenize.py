@@ -7,7 +7,7 @@ from msgspec import Meta, Raw
 
 from tandem.frontend.api import Call, Work, respond
 from tandem.frontend.bodies.outline import MAX_PROMPT_TOKENS, Fields, read_fields
-from tandem.frontend.bodies.typed import read_body
+from tandem.frontend.bodies.typed import Body, read_body
 from tandem.frontend.generation.generations import Generations
 from tandem.frontend.generation.plan import of_tokens
 from tandem.frontend.generation.prompts import check_num_tokens
@@ -27,7 +27,7 @@ class Tokenized(msgspec.Struct, frozen=True):
     token_strs: list[str] | None
 
 
-class _TextBody(msgspec.Struct, frozen=True):
+class _TextBody(Body, frozen=True, kw_only=True):
     model: str
     prompt: str
     add_special_tokens: bool | None = None
@@ -38,7 +38,7 @@ class _ChatBody(ChatRequest, frozen=True, kw_only=True):
     return_token_strs: bool | None = None
 
 
-class _TokensBody(msgspec.Struct, frozen=True):
+class _TokensBody(Body, frozen=True, kw_only=True):
     model: str
     tokens: Annotated[
         list[Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]], Meta(max_length=MAX_PROMPT_TOKENS)
@@ -56,12 +56,12 @@ class TokenizeApi:
     async def prepare(self, raw: bytes, call: Call) -> Work:
         fields = _with_model(read_fields(raw), self._generations)
         if "messages" in fields:
-            chat = self._generations.parse(_ChatBody, _encode(fields))
+            chat = self._generations.parse(_ChatBody, _encode(fields), call.ignored)
             wants_strings = chat.return_token_strs
             model = of_tokens(self._generations.model(chat.model, "chat", call))
             token_ids = await self._generations.prompt_maker.chat_tokens(chat, model)
         else:
-            body = read_body(_TextBody, _encode(fields), ("prompt",))
+            body = read_body(_TextBody, _encode(fields), ("prompt",), call.ignored)
             wants_strings = body.return_token_strs
             model = of_tokens(self._generations.model(body.model, "completions", call))
             token_ids = await self._generations.prompt_maker.text_tokens(
@@ -87,7 +87,7 @@ class DetokenizeApi:
         if "tokens" in fields:  # before any object is made of them
             num_tokens = bytes(fields["tokens"]).count(b",") + 1
             check_num_tokens(num_tokens, self._generations.longest_context)
-        body = read_body(_TokensBody, _encode(fields), ("tokens",))
+        body = read_body(_TokensBody, _encode(fields), ("tokens",), call.ignored)
         model = of_tokens(self._generations.model(body.model, "completions", call))
         text = await self._generations.prompt_maker.text_of(body.tokens, model)
         return respond({"prompt": text}, call)

@@ -135,7 +135,9 @@ class WholeSink:
                 index,
                 choice.message(),
                 text.chat_logprobs(listed_ids, logprobs) if logprobs else None,
-                finish_reason_of(run.text.finish_reason, bool(choice.tool_calls)),
+                finish_reason_of(
+                    run.text.finish_reason, bool(choice.tool_calls) and not text.is_call_cut
+                ),
                 timeline,
                 self._token_ids(run),
             )

@@ -1,9 +1,9 @@
 """The output formats of model families, as data: the marks of reasoning and of tool calls.
 
-A call is one of two kinds. With a `header` its arguments are JSON, which is passed on as it grows;
-the header is a regular expression from the begin mark to the arguments. It is matched again as the
-text grows, so nothing in it may go back over a run of characters. Without one the text
-between two marks is read as a whole, in a `syntax`.
+A call with a `header` is passed on as it grows: its arguments are JSON, or in a `syntax` of XML.
+The header is a regular expression from the begin mark to the arguments; that of a syntax has the
+mark in it. It is matched again as the text grows, so nothing in it may go back over a run of
+characters. Without a header the text between two marks is read as a whole, in a `syntax`.
 """
 
 from typing import Literal
@@ -62,6 +62,8 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "qwen3_coder": ToolFormat(
         {"<tool_call>": "</tool_call>", "<function=": "</function>"},
         syntax="function_xml",
+        header=r"(?:<tool_call>\s*+)?+<function=(?P<name>[^>\n]++)>",
+        after=("</tool_call>",),
         call=("<tool_call>\n<function=%s>\n", "</function>\n</tool_call>"),
         section=("", "\n", ""),
     ),
@@ -115,6 +117,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "glm45": ToolFormat(
         {"<tool_call>": "</tool_call>"},
         syntax="arg_key_xml",
+        header=r"<tool_call>\s*+(?P<name>[^\s<]++)\s*+(?=<arg_key>|</tool_call>)",
         call=("<tool_call>%s\n", "</tool_call>"),
         section=("", "\n", ""),
     ),

@@ -6,19 +6,26 @@ dropped.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from tandem.frontend.generation.pieces import Content, Piece, Reasoning, ToolCallDelta
 from tandem.frontend.parsers.json_calls import object_calls, unquoted
 from tandem.frontend.parsers.json_end import JsonEnd
 from tandem.frontend.parsers.output_format import OutputFormat
 from tandem.frontend.parsers.python_end import PythonEnd
-from tandem.frontend.parsers.syntaxes import ReadCall, Schemas, read_calls
+from tandem.frontend.parsers.syntaxes import ReadCall, read_calls
+from tandem.frontend.parsers.xml_calls import XmlArguments, xml_tags
 from tandem.runtime.address import new_id
+
+Schemas = Mapping[str, Mapping[str, Any]]  # function |-> JSON schema of its arguments
 
 
 class StreamingParser:
-    """Parser of one choice. `max_calls` makes the text of further calls content."""
+    """Parser of one choice. `max_calls` makes the text of further calls content.
+
+    `only_calls` says that the text can be nothing but calls after the reasoning.
+    """
 
     def __init__(
         self,
@@ -27,11 +34,13 @@ class StreamingParser:
         starts_reasoning: bool = False,
         schemas: Schemas | None = None,
         max_calls: int | None = None,
+        only_calls: bool = False,
     ) -> None:
         self._format = format
         self._tools = format.tools
         self._schemas = schemas or {}
         self._max_calls = max_calls
+        self._only_calls = only_calls
         self._buffer = ""
         self._is_end = False
         self._pieces: list[Piece] = []
@@ -54,9 +63,27 @@ class StreamingParser:
         self._buffer += text
         return self._run()
 
-    def finish(self) -> list[Piece]:
+    @property
+    def is_in_call(self) -> bool:
+        if self._state == self._arguments:
+            return not self._json.is_whole
+        return self._state == self._xml_arguments
+
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
+        if is_cut and self._state != self._reasoning and self._may_be_call:
+            self._buffer = ""
+            return []
         self._is_end = True
         return self._run()
+
+    @property
+    def _may_be_call(self) -> bool:
+        """True if the text held back can only be the beginning of a call."""
+        if self._only_calls or self._state in (self._xml_arguments, self._after, self._last):
+            return True
+        if self._state == self._content:
+            return self._num_calls > 0 and self._trims  # nothing has followed the last call
+        return self._state == self._call and bool(self._mark)
 
     def _run(self) -> list[Piece]:
         self._pieces = []
@@ -127,8 +154,9 @@ class StreamingParser:
         if not start:
             return self._give_up(len(text)) if self._is_end else False
         if header is not None:
-            if (found := header.match(text)) is not None:
-                return self._open_arguments(found)
+            before = self._mark if tools.syntax else ""
+            if (found := header.match(before + text)) is not None:
+                return self._open_arguments(found, found.end() - len(before))
             if start[0] in "{[" and (tools.is_json or tools.may_be_json):
                 return self._whole_object(len(text) - len(start))
             if tools.is_json:
@@ -150,8 +178,8 @@ class StreamingParser:
 
     def _whole_call(self, length: int, end: str) -> bool:
         """Read a call in its syntax, from its mark to its end."""
-        syntax, text = self._tools.syntax, self._mark + self._buffer[:length]
-        calls = read_calls(syntax, text, (self._mark, end), self._schemas) if syntax else []
+        text = self._buffer[:length].removesuffix(end)
+        calls = read_calls(self._tools.syntax, text)
         if not calls or not self._may_make(calls):
             return self._give_up(length)
         self._buffer = self._buffer[length:]
@@ -189,6 +217,19 @@ class StreamingParser:
             return False
         if not self._has_arguments:
             self._pieces.append(ToolCallDelta(self._num_calls - 1, "{}"))
+        self._literal = 0
+        self._state = self._after
+        return True
+
+    def _xml_arguments(self) -> bool:
+        part = self._xml.push(self._buffer)
+        if self._is_end and not self._xml.is_whole:
+            part += self._xml.finish()
+        if part:
+            self._pieces.append(ToolCallDelta(self._num_calls - 1, part))
+        self._buffer = self._xml.rest if self._xml.is_whole else ""
+        if not self._xml.is_whole:
+            return False
         self._literal = 0
         self._state = self._after
         return True
@@ -244,12 +285,17 @@ class StreamingParser:
         self._num_read = 0
         self._state = self._call
 
-    def _open_arguments(self, header: re.Match[str]) -> bool:
+    def _open_arguments(self, header: re.Match[str], length: int) -> bool:
         groups = header.groupdict()
         quoted = groups.get("json_name")
         name = unquoted(quoted) if quoted else groups["name"]
         self._add_call(name, "", groups.get("id") or "")
-        self._buffer = self._buffer[header.end() :]
+        self._buffer = self._buffer[length:]
+        if self._tools.syntax is not None:
+            tags = xml_tags(self._tools.syntax, self._mark)
+            self._xml = XmlArguments(tags, self._schemas.get(name, {}))
+            self._state = self._xml_arguments
+            return True
         self._json = JsonEnd()
         self._has_arguments = False
         self._state = self._arguments

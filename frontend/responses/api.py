@@ -8,23 +8,23 @@ from tandem.frontend.api import Call, Work, let_others_run
 from tandem.frontend.generation.chat_shape import ChatShape, FieldNames
 from tandem.frontend.generation.generations import Generations
 from tandem.frontend.openai.errors import OpenAIErrors
-from tandem.frontend.responses.items import Conversation, Item
+from tandem.frontend.responses.items import Conversation, Item, Reading
 from tandem.frontend.responses.objects import new_response
 from tandem.frontend.responses.requests import ResponsesRequest, parse
 from tandem.frontend.responses.store import ResponseStore, Stored
-from tandem.frontend.responses.tools import AllowedTools, ToolName, chat_name
+from tandem.frontend.responses.tools import Tools, read_all
 from tandem.frontend.responses.writer import ResponseWriter
 
 _SAME_FIELDS = (
     "temperature", "top_p", "presence_penalty", "frequency_penalty", "parallel_tool_calls",
     "top_k", "min_p", "repetition_penalty", "seed", "cache_salt", "chat_template_kwargs", "stream",
+    "enable_thinking", "thinking", "include_reasoning", "allowed_token_ids", "bad_words",
 )  # fmt: skip
 NAMES = FieldNames(
     {
         r"messages\b.*": "input",
         r"max_(completion_)?tokens": "max_output_tokens",
         r"response_format\b(\.json_schema)?": "text.format",
-        r"reasoning_effort": "reasoning.effort",
         r"(tools\[\d+\])\.function": r"\1",
         r"(tool_choice)\.function": r"\1",
     }
@@ -38,22 +38,28 @@ class ResponsesApi:
 
     def __init__(self, generations: Generations, store: ResponseStore, max_bytes: int) -> None:
         self._max_bytes = max_bytes  # of a conversation
+        self._images_as_text = generations.config.images_as_text
         self._chat = ChatShape(generations, NAMES)
         self._store = store
 
     async def prepare(self, raw: bytes, call: Call) -> Work:
-        request = parse(raw)
-        items = request.inputs()
+        request = parse(raw, call.ignored)
+        reading = Reading(call.ignored, images_as_text=self._images_as_text)
+        items = request.inputs(reading)
+        tools = read_all(request.tools, request.tool_choice, call.ignored)
         history = self._store.conversation(
             request.previous_response_id, call.owner, self._max_bytes
         )
         await let_others_run(len(raw))
-        fields = chat_fields(request, history, items)
-        writer = self._writer(request, items, call)
+        fields = chat_fields(request, history, items) | tools.chat_fields()
+        writer = self._writer(request, tools, items, call)
         await let_others_run(len(raw))
-        return await self._chat.prepare(fields, writer, call)
+        places = [each.field for each in tools.callables]
+        return await self._chat.prepare(fields, places, writer, call)
 
-    def _writer(self, request: ResponsesRequest, items: list[Item], call: Call) -> ResponseWriter:
+    def _writer(
+        self, request: ResponsesRequest, tools: Tools, items: list[Item], call: Call
+    ) -> ResponseWriter:
         is_stored = request.store is not False and self._store.is_on
         response_id = f"resp_{call.context.id}"
 
@@ -64,15 +70,11 @@ class ResponsesApi:
                 self._store.put(response_id, stored)
 
         return ResponseWriter(
-            new_response(request, response_id, is_stored=is_stored),
+            new_response(request, tools, response_id, is_stored=is_stored),
             keep,
             is_stream=bool(request.stream),
             is_encrypted=request.wants_encrypted_reasoning,
-            namespaces={
-                chat_name(namespace, tool.name): (namespace, tool.name)
-                for namespace, tool in request.functions()
-                if namespace is not None
-            },
+            tools={each.name: each for each in tools.callables},
         )
 
 
@@ -81,40 +83,23 @@ def chat_fields(
 ) -> dict[str, Any]:
     """Return the fields of the chat that a request stands for."""
     conversation = Conversation(request.instructions)
-    conversation.add(history, "previous_response_id")
-    conversation.add(items, "input")
+    conversation.add(history + items)
     fields: dict[str, Any] = {"model": request.model, "messages": conversation.messages}
     fields |= {name: getattr(request, name) for name in _SAME_FIELDS}
     fields["max_completion_tokens"] = request.max_output_tokens
     if request.reasoning is not None:
-        fields["reasoning_effort"] = request.reasoning.effort
+        fields["reasoning"] = request.reasoning.for_chat()
     if request.text is not None and request.text.format is not None:
         fields["response_format"] = _response_format(request.text.format)
-    fields |= _tool_fields(request)
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def _response_format(given: Any) -> dict[str, Any]:
     if given.type != "json_schema":
-        return {"type": given.type}
+        return {"type": given.type or "text"}
     schema = {
         name: value
         for name in ("name", "description", "schema", "strict")
         if (value := getattr(given, name)) not in (msgspec.UNSET, None)
     }
     return {"type": "json_schema", "json_schema": schema}
-
-
-def _tool_fields(request: ResponsesRequest) -> dict[str, Any]:
-    tools, choice = request.functions(), request.choice()
-    if isinstance(choice, AllowedTools):
-        names = {tool.name for tool in choice.tools}
-        tools, choice = [each for each in tools if each[1].name in names], choice.mode
-    fields: dict[str, Any] = {}
-    if tools:
-        fields["tools"] = [tool.for_chat(namespace) for namespace, tool in tools]
-    if isinstance(choice, ToolName):
-        fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
-    elif tools or choice != "auto":
-        fields["tool_choice"] = choice
-    return fields

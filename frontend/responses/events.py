@@ -8,12 +8,14 @@ import msgspec
 from tandem.frontend.responses.items import Status, encrypted
 from tandem.frontend.responses.objects import (
     OutputCall,
+    OutputInput,
     OutputItem,
     OutputMessage,
     OutputReasoning,
     OutputText,
     ReasoningText,
 )
+from tandem.frontend.responses.tools import text_of_input
 
 _encode = msgspec.json.Encoder().encode
 
@@ -144,3 +146,34 @@ class OpenCall:
     def item(self, status: Status) -> OutputItem:
         arguments = "".join(self._parts)
         return msgspec.structs.replace(self._call, arguments=arguments, status=status)
+
+
+class OpenInput:
+    """A call of a custom tool. Its input is a part of the arguments, known when they are whole."""
+
+    def __init__(self, events: Events, call: OutputInput, index: int) -> None:
+        self._events = events
+        self._index = index
+        self._call = call
+        self._place = {"item_id": call.id, "output_index": index}
+        self._parts: list[str] = []
+
+    def begin(self) -> bytes:
+        return self._events("response.output_item.added", output_index=self._index, item=self._call)
+
+    def add(self, text: str) -> bytes:
+        self._parts.append(text)
+        return b""
+
+    def end(self, status: Status) -> bytes:
+        item = self.item(status)
+        name = "response.custom_tool_call_input"
+        return (
+            self._events(f"{name}.delta", **self._place, delta=item.input)
+            + self._events(f"{name}.done", **self._place, input=item.input)
+            + self._events("response.output_item.done", output_index=self._index, item=item)
+        )
+
+    def item(self, status: Status) -> OutputInput:
+        text = text_of_input("".join(self._parts))
+        return msgspec.structs.replace(self._call, input=text, status=status)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Raw
 
+from tandem.frontend.bodies.ignored import Ignored
 from tandem.frontend.bodies.invalid import invalid_field, unsupported
 from tandem.frontend.bodies.outline import (
     MAX_CONTENT_PARTS,
@@ -17,8 +18,8 @@ from tandem.frontend.bodies.outline import (
     read_list,
 )
 from tandem.frontend.bodies.typed import read, read_type
+from tandem.frontend.bodies.unseen import Unseen
 from tandem.frontend.responses.tools import chat_name
-from tandem.runtime.printable import short
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -28,6 +29,7 @@ class Part(msgspec.Struct, frozen=True):
 
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 Content = str | list[Part]
@@ -38,7 +40,7 @@ class Message(msgspec.Struct, frozen=True):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
-    type: Literal["message"] = "message"
+    type: Literal["message"] | None = "message"
     id: str | None = None
     status: Status | None = None
     phase: str | None = None
@@ -68,32 +70,52 @@ class FunctionOutput(msgspec.Struct, frozen=True):
     status: Status | None = None
 
 
+class CustomCall(msgspec.Struct, frozen=True):
+    """A call of a custom tool."""
+
+    call_id: str
+    name: str
+    input: str
+    type: Literal["custom_tool_call"] = "custom_tool_call"
+    id: str | None = None
+    status: Status | None = None
+    namespace: str | None = None
+
+
+class CustomOutput(FunctionOutput, frozen=True):
+    """The result of a call of a custom tool."""
+
+    type: Literal["custom_tool_call_output"] = "custom_tool_call_output"  # type: ignore[assignment]
+
+
 class ReasoningItem(msgspec.Struct, frozen=True):
     """Reasoning of the model; a client may keep only `encrypted_content` of it."""
 
-    summary: list[Part]
+    summary: list[Part] | None = None
     content: list[Part] | None = None
     encrypted_content: str | None = None
     type: Literal["reasoning"] = "reasoning"
     id: str | None = None
     status: Status | None = None
 
-    def text(self, where: str) -> str:
-        """Return the reasoning. Raises InvalidRequestError naming the field."""
-        if self.content or self.encrypted_content is None:
-            return text_of(self.content or self.summary, f"{where}.content")
-        try:
-            return base64.b64decode(self.encrypted_content, validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError) as error:
-            field = f"{where}.encrypted_content"
-            raise invalid_field(field, "is not of this server") from error
+    def text(self) -> str | None:
+        """Return the reasoning. None where only another server can read it."""
+        if not self.content and self.encrypted_content is not None:
+            try:
+                return base64.b64decode(self.encrypted_content, validate=True).decode()
+            except (binascii.Error, UnicodeDecodeError):
+                return text_of(self.summary) if self.summary else None
+        return text_of(self.content or self.summary or [])
 
 
-Item = Message | FunctionCall | FunctionOutput | ReasoningItem
+Item = Message | FunctionCall | FunctionOutput | CustomCall | CustomOutput | ReasoningItem
+_NEEDED = ("item_reference",)  # without it the conversation would be another one
 _KINDS: dict[str, type[Item]] = {
     "message": Message,
     "function_call": FunctionCall,
     "function_call_output": FunctionOutput,
+    "custom_tool_call": CustomCall,
+    "custom_tool_call_output": CustomOutput,
     "reasoning": ReasoningItem,
 }
 
@@ -108,48 +130,89 @@ def user_message(text: Raw) -> Message:
     return Message("user", msgspec.json.decode(text, type=str))
 
 
-def read_items(raw: bytes | Raw, where: str = "input") -> list[Item]:
-    """Return the items of a list. Raises InvalidRequestError naming the field."""
-    raws = read_list(raw, MAX_MESSAGES, where, 1)
-    items = [_read_item(item, f"{where}[{index}]") for index, item in enumerate(raws)]
-    num_parts = sum(map(_num_parts, items))
-    if num_parts > MAX_CONTENT_PARTS:
-        raise invalid_field(
-            where, f"has {num_parts} content parts, the most is {MAX_CONTENT_PARTS}"
-        )
-    return items
+class Reading:
+    """The reading of one request's items. Those of tools of another server are left out."""
+
+    def __init__(self, ignored: Ignored, *, images_as_text: bool = True) -> None:
+        self._ignored = ignored
+        self._unseen = Unseen(ignored, as_text=images_as_text)
+
+    def items(self, raw: bytes | Raw, where: str) -> list[Item]:
+        """Return the items of a list. Raises InvalidRequestError naming the field."""
+        raws = read_list(raw, MAX_MESSAGES, where)
+        read = [self._item(each, f"{where}[{index}]") for index, each in enumerate(raws)]
+        num_parts = sum(map(_num_parts, read))
+        if num_parts > MAX_CONTENT_PARTS:
+            raise invalid_field(
+                where, f"has {num_parts} content parts, the most is {MAX_CONTENT_PARTS}"
+            )
+        last = max((index for index, each in enumerate(read) if _is_answer(each)), default=-1)
+        return [
+            self._as_text(each, f"{where}[{index}]", is_new=index > last)
+            for index, each in enumerate(read)
+            if each is not None
+        ]
+
+    def _item(self, raw: Raw, where: str) -> Item | None:
+        name = read_type(raw, where, "message")
+        kind = _KINDS.get(name)
+        if kind is None:
+            if name in _NEEDED or "role" in decode_fields(raw):
+                raise unsupported(f"{where}.type", name)
+            self._ignored.add(f"{where}.type", name)
+            return None
+        if len(raw) > MAX_FIELD_BYTES:
+            for field, value in decode_fields(raw).items():
+                if begins(value, b"["):
+                    read_list(value, MAX_CONTENT_PARTS, f"{where}.{field}")
+        item = read(kind, raw, where)
+        if isinstance(item, ReasoningItem) and item.text() is None:
+            self._ignored.add(f"{where}.encrypted_content")
+            return None
+        return item
+
+    def _as_text(self, item: Item, where: str, *, is_new: bool) -> Item:
+        """Return an item whose parts are all text."""
+        match item:
+            case Message(content=list(parts)):
+                content = self._texts(parts, f"{where}.content", is_new=is_new)
+                return msgspec.structs.replace(item, content=content)
+            case FunctionOutput(output=list(parts)):
+                output = self._texts(parts, f"{where}.output", is_new=False)
+                return msgspec.structs.replace(item, output=output)
+        return item
+
+    def _texts(self, parts: list[Part], where: str, *, is_new: bool) -> list[Part]:
+        texts = []
+        for index, part in enumerate(parts):
+            text = part.refusal if part.text is None else part.text
+            if text is None:
+                text = self._unseen.text(part.type, f"{where}[{index}]", is_new=is_new)
+            texts.append(Part(part.type if part.text is not None else "input_text", text))
+        return texts
 
 
-def _read_item(raw: Raw, where: str) -> Item:
-    name = read_type(raw, where, "message")
-    kind = _KINDS.get(name)
-    if kind is None:
-        raise unsupported(f"{where}.type", name)
-    if len(raw) > MAX_FIELD_BYTES:
-        for field, value in decode_fields(raw).items():
-            if begins(value, b"["):
-                read_list(value, MAX_CONTENT_PARTS, f"{where}.{field}")
-    return read(kind, raw, where)
-
-
-def _num_parts(item: Item) -> int:
+def _num_parts(item: Item | None) -> int:
     match item:
         case Message(content=content) | FunctionOutput(output=content):
             return len(content)
         case ReasoningItem():
-            return len(item.content or ()) + len(item.summary)
-        case FunctionCall():
-            return 0
+            return len(item.content or ()) + len(item.summary or ())
+    return 0
 
 
-def text_of(content: Content, where: str) -> str:
-    """Return the text of a content. Raises InvalidRequestError for a part that is not text."""
+def _is_answer(item: Item | None) -> bool:
+    """Return True for an item that the model has made, or another server for it."""
+    match item:
+        case Message(role="assistant") | FunctionCall() | CustomCall() | ReasoningItem() | None:
+            return True
+    return False
+
+
+def text_of(content: Content) -> str:
+    """Return the text of a content whose parts are text."""
     if isinstance(content, str):
         return content
-    for index, part in enumerate(content):
-        if part.text is None:
-            field = f"{where}[{index}].type"
-            raise invalid_field(field, f"is {short(part.type)!r}; only text is supported")
     return "".join(part.text or "" for part in content)
 
 
@@ -161,29 +224,33 @@ class Conversation:
         if instructions is not None:
             self.messages.append({"role": "system", "content": instructions})
 
-    def add(self, items: list[Item], where: str) -> None:
-        """Add items. `where` names their list in errors."""
-        for index, item in enumerate(items):
-            self._add(item, f"{where}[{index}]")
+    def add(self, items: list[Item]) -> None:
+        """Add items."""
+        for item in items:
+            self._add(item)
 
-    def _add(self, item: Item, where: str) -> None:
+    def _add(self, item: Item) -> None:
         match item:
             case Message(role="assistant"):
                 message = self._answer_without("tool_calls", "content")
-                message["content"] = text_of(item.content, f"{where}.content")
+                message["content"] = text_of(item.content)
             case Message():
-                content = text_of(item.content, f"{where}.content")
+                content = text_of(item.content)
                 self.messages.append({"role": item.role, "content": content})
             case ReasoningItem():
                 message = self._answer_without("tool_calls", "content", "reasoning_content")
-                message["reasoning_content"] = item.text(where)
+                message["reasoning_content"] = item.text() or ""
             case FunctionCall():
                 name = chat_name(item.namespace, item.name)
                 function = {"name": name, "arguments": item.arguments}
                 call = {"id": item.call_id, "type": "function", "function": function}
                 self._answer_without().setdefault("tool_calls", []).append(call)
+            case CustomCall():
+                arguments = msgspec.json.encode({"input": item.input}).decode()
+                as_function = FunctionCall(item.call_id, item.name, arguments)
+                self._add(msgspec.structs.replace(as_function, namespace=item.namespace))
             case FunctionOutput():
-                content = text_of(item.output, f"{where}.output")
+                content = text_of(item.output)
                 self.messages.append(
                     {"role": "tool", "tool_call_id": item.call_id, "content": content}
                 )

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from tandem.frontend.generation.piece_sink import Ending
 from tandem.frontend.responses.items import Status
 from tandem.frontend.responses.requests import Format, ResponsesRequest
-from tandem.frontend.responses.tools import Tool, ToolChoice
+from tandem.frontend.responses.tools import Tool, ToolChoice, Tools
 
 
 class OutputText(msgspec.Struct, frozen=True):
@@ -62,7 +62,19 @@ class OutputCall(msgspec.Struct, frozen=True):
     type: Literal["function_call"] = "function_call"
 
 
-OutputItem = OutputMessage | OutputReasoning | OutputCall
+class OutputInput(msgspec.Struct, frozen=True):
+    """A call of a custom tool in an answer."""
+
+    id: str
+    call_id: str
+    name: str
+    input: str
+    status: Status
+    namespace: str | UnsetType = UNSET
+    type: Literal["custom_tool_call"] = "custom_tool_call"
+
+
+OutputItem = OutputMessage | OutputReasoning | OutputCall | OutputInput
 
 
 class ResponseError(msgspec.Struct, frozen=True):
@@ -138,7 +150,9 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["response"] = "response"
 
 
-def new_response(request: ResponsesRequest, response_id: str, *, is_stored: bool) -> Response:
+def new_response(
+    request: ResponsesRequest, tools: Tools, response_id: str, *, is_stored: bool
+) -> Response:
     """Return the response to a request. Nothing is generated yet."""
     text, reasoning = request.text, request.reasoning
     return Response(
@@ -147,8 +161,8 @@ def new_response(request: ResponsesRequest, response_id: str, *, is_stored: bool
         model=request.model,
         previous_response_id=request.previous_response_id,
         instructions=request.instructions,
-        tools=request.client_tools(),
-        tool_choice=request.choice(),
+        tools=tools.given,
+        tool_choice=tools.choice,
         parallel_tool_calls=request.parallel_tool_calls is not False,
         text={"format": (text and text.format) or Format()}
         | ({"verbosity": text.verbosity} if text and text.verbosity else {}),

@@ -1,24 +1,17 @@
-"""The body of POST /v1/responses, checked field by field, and its translation to a chat.
-
-A field that is not supported is refused by name, unless it is null or can be ignored safely.
-"""
+"""The body of POST /v1/responses, checked field by field."""
 
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Raw
 
-from tandem.frontend.bodies.invalid import invalid_field, unsupported
+from tandem.frontend.bodies.ignored import Ignored
+from tandem.frontend.bodies.invalid import invalid_field
 from tandem.frontend.bodies.outline import begins
-from tandem.frontend.bodies.typed import NULL, Count, Effort, Share, read_body
-from tandem.frontend.responses.items import Item, read_items, user_message
-from tandem.frontend.responses.tools import (
-    FunctionTool,
-    Tool,
-    ToolChoice,
-    read_tool_choice,
-    read_tools,
-)
+from tandem.frontend.bodies.typed import NULL, Body, Count, Natural, Share, read_body
+from tandem.frontend.openai.thinking import Reasoning as ChatReasoning
+from tandem.frontend.openai.thinking import Thinking
+from tandem.frontend.responses.items import Item, Reading, user_message
 
 _LARGE = ("input", "instructions")  # bounded by the body
 _ENCRYPTED = "reasoning.encrypted_content"
@@ -29,36 +22,40 @@ MetaValue = Annotated[str, Meta(max_length=512)]
 class Format(msgspec.Struct, frozen=True):
     """The format of the answer's text."""
 
-    type: Literal["text", "json_object", "json_schema"] = "text"
-    name: str | msgspec.UnsetType = msgspec.UNSET
+    type: Literal["text", "json_object", "json_schema"] | None = "text"
+    name: str | msgspec.UnsetType | None = msgspec.UNSET
     description: str | msgspec.UnsetType | None = msgspec.UNSET
     schema: Raw | msgspec.UnsetType = msgspec.UNSET
     strict: bool | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class TextConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TextConfig(msgspec.Struct, frozen=True):
     """`text` of a request; `verbosity` has no effect."""
 
     format: Format | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Reasoning(ChatReasoning, frozen=True):
     """`reasoning` of a request; the answer has the reasoning itself, never a summary."""
 
-    effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed", "none"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StreamOptions(msgspec.Struct, frozen=True):
     """Without effect: no padding is added."""
 
     include_obfuscation: bool | None = None
 
 
-class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
+class ResponsesRequest(Body, frozen=True, kw_only=True):
     """The fields of a body. `inputs`, `client_tools` and `choice` read those that are raw."""
+
+    no_effect = frozenset(
+        ("service_tier", "prompt_cache_retention", "prompt_cache_options", "client_metadata")
+    )
+    refused = frozenset(("conversation", "prompt"))
 
     model: str
     input: Raw = NULL
@@ -86,62 +83,47 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: float | None = None
     seed: int | None = None
     cache_salt: str | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    thinking: bool | Thinking | None = None
+    include_reasoning: bool | None = None
 
-    # Accepted without effect, or for one value, because official clients send them.
     background: Literal[False] | None = None
-    truncation: Literal["disabled"] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    top_logprobs: Literal[0] | None = None
+    truncation: Literal["disabled", "auto"] | None = None  # a prompt that fits is never cut
+    top_logprobs: Natural | None = None
     max_tool_calls: Count | None = None  # of built-in tools, and there are none
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    client_metadata: dict[str, str] | None = None
 
     @property
     def wants_encrypted_reasoning(self) -> bool:
         """True if reasoning items have an `encrypted_content`, which a client sends back."""
         return _ENCRYPTED in (self.include or ())
 
-    def inputs(self) -> list[Item]:
+    def inputs(self, reading: Reading) -> list[Item]:
         """Return the items of the input. Raises InvalidRequestError naming the field."""
         if begins(self.input, b'"'):
             return [user_message(self.input)]
         if not begins(self.input, b"["):
             raise invalid_field("input", "must be a string or a list")
-        return read_items(self.input)
+        return reading.items(self.input, "input")
 
-    def client_tools(self) -> list[Tool]:
-        """Return the tools. Raises InvalidRequestError naming one that the server would run."""
-        return read_tools(self.tools)
-
-    def functions(self) -> list[tuple[str | None, FunctionTool]]:
-        """Return all functions, each with its namespace if it has one."""
-        functions: list[tuple[str | None, FunctionTool]] = []
-        for tool in self.client_tools():
-            if isinstance(tool, FunctionTool):
-                functions.append((None, tool))
-            else:
-                functions += [(tool.name, each) for each in tool.functions()]
-        return functions
-
-    def choice(self) -> ToolChoice:
-        """Return the choice of tools."""
-        return read_tool_choice(self.tool_choice)
-
-    def check(self) -> None:
+    def check(self, ignored: Ignored) -> None:
         """Raise InvalidRequestError for values that the types allow and the frontend does not."""
         for index, value in enumerate(self.include or ()):
             if value != _ENCRYPTED:
-                raise unsupported(f"include[{index}]", value)
+                ignored.add(f"include[{index}]", value)
+        if self.top_logprobs:
+            ignored.add("top_logprobs")
         if self.stream_options is not None and not self.stream:
             raise invalid_field("stream_options", "is only allowed when `stream` is true")
 
 
-def parse(raw: bytes) -> ResponsesRequest:
+def parse(raw: bytes, ignored: Ignored) -> ResponsesRequest:
     """Return the checked request in `raw`. Raises InvalidRequestError naming the field."""
-    request = read_body(ResponsesRequest, raw, _LARGE)
-    request.check()
+    request = read_body(ResponsesRequest, raw, _LARGE, ignored)
+    request.check(ignored)
     return request

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from tandem.frontend.responses.items import Item, read_items
+from tandem.frontend.bodies.ignored import Ignored
+from tandem.frontend.responses.items import Item, Reading
 from tandem.runtime.errors import InvalidRequestError, NotFoundError
 from tandem.runtime.printable import short
 
@@ -33,14 +34,34 @@ class _Output(msgspec.Struct):
 _decode_output = msgspec.json.Decoder(_Output).decode
 
 
+class _Shelf:
+    """The responses of one owner by id, those used least recently first."""
+
+    def __init__(self) -> None:
+        self.stored: OrderedDict[str, Stored] = OrderedDict()
+        self.num_bytes = 0
+
+    def put(self, response_id: str, stored: Stored) -> None:
+        self.stored[response_id] = stored
+        self.num_bytes += stored.num_bytes
+
+    def drop(self, response_id: str) -> None:
+        self.num_bytes -= self.stored.pop(response_id).num_bytes
+
+
 class ResponseStore:
-    """Responses by id. Those that were used least recently make room for new ones."""
+    """Responses by owner and id.
+
+    Where room is short, the owner with the most of it loses its least recently used response. So
+    nobody loses one to others who has no more than the whole over the number of owners.
+    """
 
     def __init__(self, max_responses: int, max_bytes: int) -> None:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
+        self._shelves: dict[str, _Shelf] = {}  # by owner, none empty
+        self._num_responses = 0
         self._num_bytes = 0
-        self._stored: OrderedDict[str, Stored] = OrderedDict()
 
     @property
     def is_on(self) -> bool:
@@ -51,26 +72,39 @@ class ResponseStore:
         """Keep a response, unless it is larger than all may be."""
         if stored.num_bytes > self._max_bytes:
             return
-        self._stored[response_id] = stored
+        self._shelves.setdefault(stored.owner, _Shelf()).put(response_id, stored)
+        self._num_responses += 1
         self._num_bytes += stored.num_bytes
-        while self._num_bytes > self._max_bytes or len(self._stored) > self._max_responses:
-            _, oldest = self._stored.popitem(last=False)
-            self._num_bytes -= oldest.num_bytes
+        while self._num_responses > self._max_responses:
+            self._shrink(max(self._shelves, key=lambda each: len(self._shelves[each].stored)))
+        while self._num_bytes > self._max_bytes:
+            self._shrink(max(self._shelves, key=lambda each: self._shelves[each].num_bytes))
 
     def get(self, response_id: str, owner: str, param: str = "response_id") -> Stored:
         """Return a response of this owner. Raises NotFoundError."""
-        stored = self._stored.get(response_id)
-        if stored is None or stored.owner != owner:
+        shelf = self._shelves.get(owner)
+        if shelf is None or response_id not in shelf.stored:
             raise NotFoundError(
                 f"no response {short(response_id)!r} is stored at this frontend", param=param
             )
-        self._stored.move_to_end(response_id)
-        return stored
+        shelf.stored.move_to_end(response_id)
+        return shelf.stored[response_id]
 
     def delete(self, response_id: str, owner: str) -> None:
         """Forget a response of this owner. Raises NotFoundError."""
-        self._num_bytes -= self.get(response_id, owner).num_bytes
-        del self._stored[response_id]
+        self.get(response_id, owner)
+        self._drop(response_id, owner)
+
+    def _shrink(self, owner: str) -> None:
+        self._drop(next(iter(self._shelves[owner].stored)), owner)
+
+    def _drop(self, response_id: str, owner: str) -> None:
+        shelf = self._shelves[owner]
+        self._num_responses -= 1
+        self._num_bytes -= shelf.stored[response_id].num_bytes
+        shelf.drop(response_id)
+        if not shelf.stored:
+            del self._shelves[owner]
 
     def conversation(self, response_id: str | None, owner: str, max_bytes: int) -> list[Item]:
         """Return all items up to the end of a response.
@@ -89,7 +123,8 @@ class ResponseStore:
                     param="previous_response_id",
                 )
         items: list[Item] = []
+        reading = Reading(Ignored())
         for turn in reversed(turns):
-            items += read_items(turn.inputs)
-            items += read_items(_decode_output(turn.body).output, "output")
+            items += reading.items(turn.inputs, "input")
+            items += reading.items(_decode_output(turn.body).output, "output")
         return items

@@ -1,24 +1,33 @@
 """The tools of a Responses request: functions, and the choice among them."""
 
+import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Raw
 
+from tandem.frontend.bodies.ignored import Ignored
 from tandem.frontend.bodies.invalid import unsupported
 from tandem.frontend.bodies.outline import begins, is_null, list_of_tools
 from tandem.frontend.bodies.typed import NULL, read, read_type
 
 Mode = Literal["none", "auto", "required"]
+Name = Annotated[str, Meta(min_length=1, max_length=64)]
 _decode = msgspec.json.Decoder().decode
+_INPUT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
 
 
 class FunctionTool(msgspec.Struct, frozen=True, kw_only=True):
     """A function that the client runs; a built-in tool would be the server's to run."""
 
     type: Literal["function"] = "function"
-    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    name: Name
     description: str | None = None
     parameters: Raw = NULL
     strict: bool | None = None
@@ -28,10 +37,29 @@ class FunctionTool(msgspec.Struct, frozen=True, kw_only=True):
         function: dict[str, Any] = {"name": chat_name(namespace, self.name)}
         if self.description is not None:
             function["description"] = self.description
-        if self.parameters is not NULL:
+        if not is_null(self.parameters):
             function["parameters"] = self.parameters
         if self.strict is not None:
             function["strict"] = self.strict
+        return {"type": "function", "function": function}
+
+
+class CustomTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool of the client whose input is a text; in a chat a function with this one argument."""
+
+    type: Literal["custom"] = "custom"
+    name: Name
+    description: str | None = None
+    format: Raw = NULL
+
+    def for_chat(self, namespace: str | None = None) -> dict[str, Any]:
+        """Return the tool as a chat has it, with the form of its input in the description."""
+        form = "" if is_null(self.format) else f"Format of the input: {bytes(self.format).decode()}"
+        function = {
+            "name": chat_name(namespace, self.name),
+            "description": "\n".join(filter(None, (self.description, form))),
+            "parameters": _INPUT,
+        }
         return {"type": "function", "function": function}
 
 
@@ -39,16 +67,12 @@ class NamespaceTool(msgspec.Struct, frozen=True, kw_only=True):
     """Functions under a common name."""
 
     type: Literal["namespace"] = "namespace"
-    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    name: Name
     tools: Raw
     description: str | None = None
 
-    def functions(self) -> list[FunctionTool]:
-        """Return the functions. They have been checked."""
-        return [read(FunctionTool, raw, "tools") for raw in list_of_tools(self.tools, "tools")]
 
-
-Tool = FunctionTool | NamespaceTool
+Tool = FunctionTool | CustomTool | NamespaceTool
 
 
 def chat_name(namespace: str | None, name: str) -> str:
@@ -60,49 +84,108 @@ class ToolName(msgspec.Struct, frozen=True):
     """A function, by its name."""
 
     name: str
-    type: Literal["function"] = "function"
+    type: Literal["function", "custom"] = "function"
+
+
+class _AnyName(msgspec.Struct, frozen=True):
+    """A tool of any type. Those of the server have no name."""
+
+    name: str | None = None
+    type: str | None = None
 
 
 class AllowedTools(msgspec.Struct, frozen=True):
     """Some of the tools, as the only ones of this answer."""
 
-    tools: list[ToolName]
-    mode: Literal["auto", "required"] = "auto"
+    tools: list[_AnyName]
+    mode: Literal["auto", "required"] | None = "auto"
     type: Literal["allowed_tools"] = "allowed_tools"
 
 
 ToolChoice = Mode | ToolName | AllowedTools
 
 
-def read_tools(raw: Raw) -> list[Tool]:
-    """Return the tools of a body. Raises InvalidRequestError for a tool of the server."""
-    tools: list[Tool] = []
-    for tool, where in _typed(list_of_tools(raw, "tools"), "tools"):
-        if isinstance(tool, NamespaceTool):
-            for inner, field in _typed(
-                list_of_tools(tool.tools, f"{where}.tools"), f"{where}.tools"
-            ):
-                if isinstance(inner, NamespaceTool):
-                    raise unsupported(f"{field}.type", inner.type)
-        tools.append(tool)
-    return tools
+class CallableTool(msgspec.Struct, frozen=True):
+    """A tool that the model may call, with its place in the body."""
+
+    field: str
+    namespace: str | None
+    tool: FunctionTool | CustomTool
+
+    @property
+    def name(self) -> str:
+        """Its name in the chat."""
+        return chat_name(self.namespace, self.tool.name)
 
 
-def _typed(raws: list[Raw], where: str) -> Iterator[tuple[Tool, str]]:
-    """Yield the tools of a list with their places."""
+class Tools(msgspec.Struct, frozen=True):
+    """The tools of a body, those of the server left out, and the choice among them."""
+
+    given: list[Tool]
+    callables: list[CallableTool]
+    choice: ToolChoice
+
+    def chat_fields(self) -> dict[str, Any]:
+        """Return the tools and the choice as a chat has them."""
+        fields: dict[str, Any] = {}
+        if self.callables:
+            fields["tools"] = [each.tool.for_chat(each.namespace) for each in self.callables]
+        match self.choice:
+            case ToolName(name=name):
+                fields["tool_choice"] = {"type": "function", "function": {"name": name}}
+            case AllowedTools(tools=tools, mode=mode):
+                names = {each.name for each in tools}
+                allowed = [each for each in self.callables if each.tool.name in names]
+                named = [{"function": {"name": each.name}} for each in allowed]
+                form = {"mode": mode or "auto", "tools": named}
+                fields["tool_choice"] = {"type": "allowed_tools", "allowed_tools": form}
+            case mode if mode != "auto" or self.callables:
+                fields["tool_choice"] = mode
+        return fields
+
+
+def read_all(tools: Raw, choice: Raw, ignored: Ignored) -> Tools:
+    """Return the tools of a body. Raises InvalidRequestError naming the field."""
+    given: list[Tool] = []
+    callables: list[CallableTool] = []
+    raws = list_of_tools(tools, "tools")
+    for tool, field in _typed(raws, "tools", ignored):
+        given.append(tool)
+        if not isinstance(tool, NamespaceTool):
+            callables.append(CallableTool(field, None, tool))
+            continue
+        where = f"{field}.tools"
+        for inner, place in _typed(list_of_tools(tool.tools, where), where, ignored):
+            if isinstance(inner, NamespaceTool):
+                raise unsupported(f"{place}.type", inner.type)
+            callables.append(CallableTool(place, tool.name, inner))
+    chosen = _read_choice(choice, ignored if len(given) < len(raws) else None)
+    if chosen == "required" and not callables and raws:
+        ignored.add("tool_choice")
+        chosen = "auto"
+    return Tools(given, callables, chosen)
+
+
+def _typed(raws: list[Raw], where: str, ignored: Ignored) -> Iterator[tuple[Tool, str]]:
+    """Yield the tools of a list with their places, without those that the server would run."""
     for index, raw in enumerate(raws):
         field = f"{where}[{index}]"
         kind = read_type(raw, field)
         if kind == "function":
             yield read(FunctionTool, raw, field), field
+        elif kind == "custom":
+            yield read(CustomTool, raw, field), field
         elif kind == "namespace":
             yield read(NamespaceTool, raw, field), field
         else:
-            raise unsupported(f"{field}.type", kind)
+            ignored.add(f"{field}.type", kind)
 
 
-def read_tool_choice(raw: Raw) -> ToolChoice:
-    """Return the choice of tools. Raises InvalidRequestError naming the field."""
+def _read_choice(raw: Raw, ignored: Ignored | None) -> ToolChoice:
+    """Return the choice of tools. One of the server's is left out, if there is `ignored`.
+
+    Raises InvalidRequestError naming the field.
+    """
     if is_null(raw):
         return "auto"
     if begins(raw, b'"'):
@@ -114,6 +197,19 @@ def read_tool_choice(raw: Raw) -> ToolChoice:
     kind = read_type(raw, "tool_choice")
     if kind == "allowed_tools":
         return read(AllowedTools, raw, "tool_choice")
-    if kind != "function":
+    if kind in ("function", "custom"):
+        return read(ToolName, raw, "tool_choice")
+    if ignored is None:
         raise unsupported("tool_choice.type", kind)
-    return read(ToolName, raw, "tool_choice")
+    ignored.add("tool_choice.type", kind)
+    return "auto"
+
+
+def text_of_input(arguments: str) -> str:
+    """Return the text that a model gives to a custom tool; all of it, if it is not the argument."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    text = value.get("input") if isinstance(value, dict) else None
+    return text if isinstance(text, str) else arguments

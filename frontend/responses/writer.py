@@ -10,15 +10,24 @@ from tandem.frontend.generation.pieces import Content, Piece, Reasoning, ToolCal
 from tandem.frontend.openai.errors import OpenAIErrors
 from tandem.frontend.openai.sse import DONE
 from tandem.frontend.request_log import TokenCounts
-from tandem.frontend.responses.events import Events, OpenCall, OpenItem, OpenReasoning, OpenText
+from tandem.frontend.responses.events import (
+    Events,
+    OpenCall,
+    OpenInput,
+    OpenItem,
+    OpenReasoning,
+    OpenText,
+)
 from tandem.frontend.responses.items import Status
 from tandem.frontend.responses.objects import (
     OutputCall,
+    OutputInput,
     OutputItem,
     Response,
     ended,
     failed,
 )
+from tandem.frontend.responses.tools import CallableTool, CustomTool
 from tandem.runtime.address import new_id
 from tandem.runtime.errors import TandemError
 
@@ -38,13 +47,13 @@ class ResponseWriter(OpenAIErrors):
         *,
         is_stream: bool,
         is_encrypted: bool,
-        namespaces: Mapping[str, tuple[str, str]],
+        tools: Mapping[str, CallableTool],
     ) -> None:
         self._response = response
         self._keep = keep
         self._events = Events(is_stream=is_stream)
         self._is_encrypted = is_encrypted
-        self._namespaces = namespaces  # of functions that have one, by their name in the chat
+        self._tools = tools  # by their names in the chat
         self._output: list[OutputItem] = []  # those that are closed
         self._open: OpenItem | None = None
         self._open_key: object = None  # the kind of the open item, or the index of its call
@@ -61,7 +70,7 @@ class ResponseWriter(OpenAIErrors):
     def end(self, ending: Ending) -> bytes:
         is_cut = ending.reason == "length"
         begin = b"" if self._output or self._open else self._opened(Content(""))
-        closed = begin + self._close("incomplete" if is_cut else "completed")
+        closed = begin + self._close("incomplete" if is_cut or ending.is_call_cut else "completed")
         response = ended(self._response, self._output, ending)
         self._body = _encode(response)
         self._keep(self._body)
@@ -96,11 +105,19 @@ class ResponseWriter(OpenAIErrors):
                     self._events, f"rs_{number}", index, is_encrypted=self._is_encrypted
                 )
             case ToolCallDelta():
-                call_id = piece.id or f"call_{number}"
-                namespace, name = self._namespaces.get(piece.name, (UNSET, piece.name))
-                call = OutputCall(f"fc_{number}", call_id, name, "", "in_progress", namespace)
-                self._open = OpenCall(self._events, call, index)
+                self._open = self._opened_call(piece, number, index)
         return self._open.begin()
+
+    def _opened_call(self, piece: ToolCallDelta, number: str, index: int) -> OpenItem:
+        called = self._tools.get(piece.name)
+        name = piece.name if called is None else called.tool.name
+        namespace = UNSET if called is None or called.namespace is None else called.namespace
+        call_id = piece.id or f"call_{number}"
+        if called is not None and isinstance(called.tool, CustomTool):
+            given = OutputInput(f"ctc_{number}", call_id, name, "", "in_progress", namespace)
+            return OpenInput(self._events, given, index)
+        call = OutputCall(f"fc_{number}", call_id, name, "", "in_progress", namespace)
+        return OpenCall(self._events, call, index)
 
     def _close(self, status: Status) -> bytes:
         if self._open is None:

@@ -44,7 +44,7 @@ class TextGeneration:
         self._block_size = model.card.block_size
         self._context = context
         self._exchange = exchange
-        self._failover = Failover(context.id, model, context, deps)
+        self._failover = Failover(context.id, model, context, deps, exchange.owner)
         self._head = new_head(context.id, body.model, body.route == "chat", body.include_usage)
 
     async def run(self) -> None:
@@ -82,7 +82,7 @@ class TextGeneration:
             await self._exchange.respond(200, writer.end(), self._headers())
 
     async def settle(self, error: TandemError) -> bool:
-        if self._exchange.is_started:
+        if self._exchange.has_events:
             raise error
         return False
 
@@ -100,7 +100,7 @@ class TextGeneration:
                 self._failover.begun()
             events = b"".join([writer.add(read_answer(item, self._head)) for item in items])
             if events:
-                if not self._exchange.is_started:
+                if not self._exchange.has_events:
                     await self._exchange.start_stream(self._headers())
                 await self._exchange.write(events)
         if not has_begun:

@@ -1,19 +1,22 @@
 """The tokenizer and the chat template of a model, from the files of its folder."""
 
-import json
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from tandem.frontend.parsers.formats import reasoning_format_of, tool_format_of
+from tandem.frontend.tokens.chat_forms import forms
 from tandem.frontend.tokens.codec import Codec
 from tandem.frontend.tokens.detokenizer import DetokenizerFactory
-from tandem.frontend.tokens.template import ChatTemplate
+from tandem.frontend.tokens.folder_tokens import FolderTokens
+from tandem.frontend.tokens.template import ChatTemplate, TemplateTimeError
 from tandem.runtime.errors import InvalidRequestError, ModelError
 from tandem.runtime.native import fault_of
 
 _END_OF_TEXT = "<|endoftext|>"
+_MARK = "TANDEM_CONTINUES_HERE "  # behind the content of a message that is continued
 
 
 class ModelText:
@@ -23,14 +26,12 @@ class ModelText:
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        self._tokenizer = Codec(_load_tokenizer(files))
-        config = _load_json(files, "tokenizer_config.json")
-        self._special_tokens = {
-            name: text
-            for name in ("bos_token", "eos_token", "unk_token", "pad_token")
-            if (text := _token_text(config.get(name))) is not None
-        }
-        sources = _template_sources(files, config)
+        tokenizer = _load_tokenizer(files)
+        tokens = FolderTokens(files)
+        tokens.add_to(tokenizer)
+        self._tokenizer = Codec(tokenizer)
+        self._special_tokens = tokens.named
+        sources = _template_sources(files, tokens.config)
         self._template = ChatTemplate(sources["default"]) if "default" in sources else None
         self._tool_template = (
             ChatTemplate(sources["tool_use"]) if "tool_use" in sources else self._template
@@ -54,7 +55,8 @@ class ModelText:
     ) -> str:
         """Return the conversation as one prompt, which ends where the assistant begins.
 
-        With `continues_last` it ends with the content of the last message.
+        The arguments of calls are text in `messages`. With `continues_last` the prompt ends with
+        the content of the last message.
 
         A text of over `max_characters` may be cut. Raises InvalidRequestError when the model has
         no template or its template fails, TemplateTimeError after `limit_s` of CPU time.
@@ -69,10 +71,14 @@ class ModelText:
                 "the model's chat template takes no `tools`; `tool_choice` none leaves them out",
                 param="tools",
             )
-        variables = {**extra, **self._special_tokens, "messages": messages}
-        variables["add_generation_prompt"] = add_generation_prompt
-        text = template.render(variables, max_characters, limit_s)
-        return _without_end(text, messages[-1]["content"] or "") if continues_last else text
+        if continues_last:
+            marked = messages[-1] | {"content": messages[-1]["content"] + _MARK}
+            messages = [*messages[:-1], marked]
+        variables = {"documents": None, **self._special_tokens, **extra}
+        variables |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
+        variables.setdefault("tools", None)
+        text = _rendered(template, variables, max_characters, limit_s)
+        return _without_end(text) if continues_last and len(text) <= max_characters else text
 
     def encode(self, text: str, *, is_chat: bool, param: str = "prompt") -> list[int]:
         """Return the token ids of a prompt. A rendered chat has its special tokens already.
@@ -109,16 +115,37 @@ class ModelText:
         return None
 
 
-def _without_end(text: str, content: str) -> str:
-    """Return a rendered chat up to the content of its last message."""
-    content = content.strip()
-    start = text.rfind(content)
-    if start < 0:
+def _rendered(
+    template: ChatTemplate, variables: dict[str, Any], max_characters: int, limit_s: float
+) -> str:
+    """Return the text in the first form that the template renders, else raise its first error."""
+    end_s = time.thread_time() + limit_s
+    refusal: InvalidRequestError | None = None
+    for form in forms(variables):
+        try:
+            return template.render(form, max_characters, end_s - time.thread_time())
+        except TemplateTimeError as error:
+            raise TemplateTimeError(
+                f"the chat template took over {limit_s:g} s for these messages", param="messages"
+            ) from error
+        except InvalidRequestError as error:
+            refusal = refusal or error
+    assert refusal is not None
+    raise refusal
+
+
+def _without_end(text: str) -> str:
+    """Return a rendered chat up to the mark behind the content of its last message.
+
+    A template that strips the content takes the space at the end of the mark away.
+    """
+    place = text.rfind(_MARK.rstrip())
+    if place < 0:
         raise InvalidRequestError(
             "the chat template does not show the last message as it is, so it cannot be continued",
             param="continue_final_message",
         )
-    return text[: start + len(content)]
+    return text[:place] if text.startswith(_MARK, place) else text[:place].rstrip()
 
 
 def _load_tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
@@ -132,22 +159,6 @@ def _load_tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
-
-
-def _load_json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    try:
-        loaded = json.loads(files.get(name, b"{}"))
-    except ValueError as error:
-        raise ModelError(f"{name}: {error}") from error
-    if not isinstance(loaded, dict):
-        raise ModelError(f"{name} is not a JSON object")
-    return loaded
-
-
-def _token_text(value: object) -> str | None:
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) else None
 
 
 def _template_sources(files: Mapping[str, bytes], config: Mapping[str, Any]) -> dict[str, str]:

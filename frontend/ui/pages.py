@@ -2,11 +2,9 @@
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any, get_args
-from urllib.parse import urlsplit
 
 import msgspec
 from starlette.requests import Request
@@ -17,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from tandem.frontend.bodies.invalid import invalid_field
 from tandem.frontend.catalog.catalog import Catalog
 from tandem.frontend.http.exchange import Exchange
-from tandem.frontend.openai.errors import ForbiddenError, OpenAIErrors
+from tandem.frontend.openai.errors import OpenAIErrors
 from tandem.frontend.ui.collector import Collector
 from tandem.frontend.ui.files import PAGE_FILES
 from tandem.runtime.cluster_messages import RoleChange, WorkerRole
@@ -47,7 +45,6 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-cache",
 }
-_PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 _ROLE_TIMEOUT_S = 30.0
 _WRITE_TIMEOUT_S = 30.0  # a page that reads nothing leaves its place to another one
 
@@ -67,17 +64,14 @@ class Pages:
         catalog: Catalog,
         collector: Collector,
         parse_live: ParseLive | None,
-        *,
-        has_keys: bool,
     ) -> None:
         self._collector = collector
         self._node = node
         self._catalog = catalog
         self._parse_live = parse_live
-        self._has_keys = has_keys
 
     def routes(self) -> list[Route]:
-        """Return the routes, none without room for a page; API keys are checked before."""
+        """Return the routes, none without room for a page; keys are checked before."""
         if self._collector.max_pages == 0:
             return []
         return [
@@ -89,16 +83,13 @@ class Pages:
         ]
 
     async def _file(self, request: Request) -> Response:
-        self._check(request)
         file = PAGE_FILES[request.url.path]
         return Response(file.content, headers=_HEADERS, media_type=file.media_type)
 
-    async def _states(self, request: Request) -> Response:
-        self._check(request)
+    async def _states(self, _request: Request) -> Response:
         return StateStream(self._collector)
 
     async def _set(self, request: Request) -> Response:
-        self._check(request)
         key, value = request.path_params["key"], request.query_params.get("value")
         if self._parse_live is None:
             raise InvalidRequestError("this frontend cannot change live values", param="key")
@@ -114,7 +105,6 @@ class Pages:
         return _json(_Was(before))
 
     async def _unset(self, request: Request) -> Response:
-        self._check(request)
         with _shown_errors():
             before = await self._live_value(self._key(request))
             await self._node.discovery.delete(self._key(request))
@@ -122,7 +112,6 @@ class Pages:
         return _json(_Was(before))
 
     async def _change_role(self, request: Request) -> Response:
-        self._check(request)
         instance_id = request.path_params["instance_id"]
         role = request.query_params.get("role", "")
         instance = self._collector.worker(instance_id)
@@ -148,14 +137,6 @@ class Pages:
     async def _live_value(self, key: str) -> msgspec.Raw | None:
         found = (await self._node.discovery.get_prefix(key)).get(key)
         return None if found is None else msgspec.Raw(found)
-
-    def _check(self, request: Request) -> None:
-        """Raise ForbiddenError unless the request has a key, or is this machine's own."""
-        if not self._has_keys and not is_local(request):
-            raise ForbiddenError(
-                "without API keys the page is for this machine alone, not through a proxy: "
-                "open http://127.0.0.1 there, or configure keys"
-            )
 
 
 class StateStream(Response):
@@ -193,33 +174,6 @@ def _shown_errors() -> Iterator[None]:
         raise InvalidRequestError(error.message, param=error.param) from error
     except TandemError as error:
         raise UnavailableError(error.message) from error
-
-
-def is_local(request: Request) -> bool:
-    """Return True for a request of this machine: by its address, its host, and a page's origin.
-
-    A name in `Host` that is not local may be a stranger's, which leads here (DNS rebinding).
-    """
-    headers = request.headers
-    origin = headers.get("origin")
-    try:
-        host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
-    except ValueError:  # such as a bracket without its end
-        return False
-    return (
-        request.client is not None
-        and _is_loopback(request.client.host)
-        and _is_loopback(host)
-        and not any(name in headers for name in _PROXY_HEADERS)
-        and origin in (None, f"{request.url.scheme}://{headers.get('host', '')}")
-    )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _by(request: Request) -> str:

@@ -35,7 +35,7 @@ def show(
     from tandem.launch.config.live import show_config
 
     effective = session.load_for_cluster() if live is not False else session.load()
-    show_config(effective, file=session.file, live=live, as_json=as_json, model=model)
+    show_config(effective, live=live, as_json=as_json, model=model)
 
 
 @config_app.command(epilog="Example: tandem config get disagg.policy")

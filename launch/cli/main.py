@@ -21,6 +21,7 @@ from tandem.launch.cli.session import Session
 from tandem.launch.config.flags import split_flags
 from tandem.runtime.cluster_messages import WorkerRole
 from tandem.runtime.errors import ConfigError, TandemError
+from tandem.runtime.home import give_home
 
 JOIN_EXAMPLE = "--nats-url nats://10.0.0.1:4222 --etcd-endpoints http://10.0.0.1:2379"
 
@@ -165,8 +166,21 @@ def _quiet_grpc() -> None:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
+def _read_names_as_utf8() -> None:
+    """Start this program anew in Python's UTF-8 mode where the locale has another encoding.
+
+    The name of a model's folder becomes text in JSON; the names that other encodings read do not.
+    Child processes inherit the mode.
+    """
+    if sys.getfilesystemencoding() != "utf-8":
+        words = [sys.executable, "-X", "utf8", *sys.orig_argv[1:]]
+        os.execve(sys.executable, words, os.environ | {"PYTHONUTF8": "1"})
+
+
 def main() -> None:
     """Run the command. An error is one line and an exit code: 2 for a config error, else 1."""
+    _read_names_as_utf8()
+    give_home(lambda text: print(f"warning: {text}", file=sys.stderr))
     try:
         words = sys.argv[1:]
         passes_on = bool(words) and words[0] in passed_on.NAMES

@@ -115,6 +115,9 @@ def plan(
         Path | None,
         typer.Option(help="JSON file with `costs`, as tandem status --json has them in a `load`."),
     ] = None,
+    model: Annotated[
+        str, typer.Option(help="Take the costs of this model's workers; needed where several run.")
+    ] = "",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the best layout's topology.")
     ] = None,
@@ -128,7 +131,9 @@ def plan(
     from tandem.launch.simulation.command import PlanOptions, run_plan
 
     effective = session.load() if costs is not None else session.load_for_cluster()
-    options = PlanOptions(workers, costs, output, plot, as_json)
+    if costs is not None and model:
+        raise ConfigError("--model and --costs exclude each other: a file has its own costs")
+    options = PlanOptions(workers, costs, model, output, plot, as_json)
     run_plan(effective, load, handoff, options)
 
 

@@ -109,7 +109,8 @@ def frontend_session(
         str | None, typer.Option(help="Address to listen on; by default 127.0.0.1.")
     ] = None,
     port: Annotated[
-        int | None, typer.Option("--port", "-p", help="Port to listen on; by default 8000.")
+        int | None,
+        typer.Option("--port", "--http-port", "-p", help="Port to listen on; by default 8000."),
     ] = None,
 ) -> Session:
     """Return the session of a command that runs a frontend."""

@@ -37,7 +37,8 @@ class LoadOptions:
         int, typer.Option(min=0, help="First tokens that all prompts share.")
     ] = 0
     trace: Annotated[
-        Path | None, typer.Option(help="Mooncake-format trace, with its shared prefixes.")
+        Path | None,
+        typer.Option(help="Trace: Mooncake's (with shared prefixes), Azure's or BurstGPT's."),
     ] = None
     time_scale: Annotated[float, typer.Option(help="Trace: replayed so many times faster.")] = 1.0
     trace_block_tokens: Annotated[

@@ -47,7 +47,7 @@ engine:
 ```sh
 tandem serve bundled --config tandem.yaml --disagg.max_local_prefill_length=256
 TANDEM_DISAGG__POLICY=always_local tandem serve
-tandem config show          # every value and its origin
+tandem config show          # every value, its origin, and whether it is in force
 ```
 
 An unknown key is an error that names the nearest known key; a bad value is an error that names the

@@ -41,7 +41,6 @@ ROLE_FILES = "*-[0-9]*.yaml"  # the config of every role, written when it is sta
 def show_config(
     effective: EffectiveConfig,
     *,
-    file: Path | None,
     live: bool | None,
     as_json: bool,
     model: str = "",
@@ -50,10 +49,10 @@ def show_config(
 
     With a `model`, live values are those that its workers have.
 
-    Values of `file` that the cluster of this machine was not started with are marked.
+    Values that the cluster of this machine was not started with are marked, wherever they are from.
     """
-    if live is not False and file is not None:
-        effective = _mark_not_in_force(effective, file)
+    if live is not False:
+        effective = _mark_not_in_force(effective)
     if live is not False and (live or effective.origin("runtime.etcd_endpoints") != "default"):
         try:
             effective = _with_live(effective, model)
@@ -75,8 +74,8 @@ def show_config(
     wide_console().print(table)
 
 
-def _mark_not_in_force(effective: EffectiveConfig, file: Path) -> EffectiveConfig:
-    """Return the config with a mark at every value of `file` that no role was started with."""
+def _mark_not_in_force(effective: EffectiveConfig) -> EffectiveConfig:
+    """Return the config with a mark at every value that no role was started with."""
     etcd_endpoints = effective.config.runtime.etcd_endpoints
     roles = [
         load_config(file=path)
@@ -85,14 +84,14 @@ def _mark_not_in_force(effective: EffectiveConfig, file: Path) -> EffectiveConfi
         for path in sorted(Path(cluster.run_dir).glob(ROLE_FILES))
     ]
     settings = dict(effective.settings)
-    for key, setting in effective.settings.items():
-        if not setting.origin.startswith(f"{file}:") or is_secret(find_field(setting)):
-            continue
-        used = [role.value(key) for role in roles]
-        if used and effective.value(key) not in used:
-            shown = json.dumps(used[0])
-            origin = f"{setting.origin}, not in force: the cluster was started with {shown}"
-            settings[key] = replace(setting, origin=origin)
+    for key in all_keys() if roles else []:
+        value, origin = effective.value(key), effective.origin(key)
+        if is_secret(find_field(Setting(key, None, ""))):
+            continue  # it is in no file
+        if value not in [role.value(key) for role in roles]:
+            started = json.dumps(plain(roles[0], key))
+            origin = f"{origin}, not in force: the cluster was started with {started}"
+            settings[key] = Setting(key, value, origin)
     return replace(effective, settings=settings)
 
 

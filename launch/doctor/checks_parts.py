@@ -22,6 +22,7 @@ from tandem.launch.supervise.local_servers import (
 )
 from tandem.runtime.errors import ServiceError, TandemError
 from tandem.runtime.etcd import EtcdDiscovery
+from tandem.runtime.extras import install_command
 from tandem.runtime.lifecycle import started
 from tandem.runtime.nats import NatsConnection
 from tandem.runtime.printable import masked
@@ -38,19 +39,15 @@ def check_packages() -> Iterator[Finding]:
     """Yield the versions of the packages and programs that Tandem needs."""
     for name in ("tandem-serve", *REQUIRED):
         version = _version(name)
-        yield (
-            ok(name, version)
-            if version
-            else fail(name, "not installed", f"pip install {name}, or pip install tandem-serve")
-        )
+        how = "pip install ." if name == "tandem-serve" else f"pip install {name}, or pip install ."
+        in_clone = f"{how} in a clone of Tandem"
+        yield ok(name, version) if version else fail(name, "not installed", in_clone)
     if list_gpus():
         cupy = next((found for name in CUPY_WHEELS if (found := _version(name))), None)
         yield (
             ok("cupy", cupy)
             if cupy
-            else fail(
-                "cupy", "not installed", "pip install 'tandem-serve[gpu]': KV lives in its memory"
-            )
+            else fail("cupy", "not installed", f"{install_command('gpu')}: KV lives in its memory")
         )
     nixl = next((f"{name} {found}" for name in NIXL_WHEELS if (found := _version(name))), None)
     yield ok("nixl", nixl) if nixl else fail("nixl", "not installed", "pip install nixl-cu13")
@@ -179,11 +176,13 @@ async def _reach(name: str, effective: EffectiveConfig) -> Finding:
     connection = NatsConnection(runtime) if name == "nats" else EtcdDiscovery(runtime)
     try:
         async with started(connection):
-            pass
+            doubt = "" if isinstance(connection, NatsConnection) else connection.doubt
     except TandemError as error:
         return fail(
             f"{name} at {url}", error.message, "check that it runs, and that the address is right"
         )
+    if doubt:
+        return warn(f"{name} at {url}", doubt, "install a newer etcd there")
     return ok(f"{name} at {url}", "reachable")
 
 

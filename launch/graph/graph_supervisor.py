@@ -167,6 +167,9 @@ class GraphSupervisor(Supervisor):
             for endpoint in spec.endpoints:
                 self._report.note(f"endpoint {spec.address(endpoint, runtime.namespace)}")
         self._report.note(f"NATS {masked(runtime.nats_url)}, etcd {runtime.etcd_endpoints}")
+        frontend = self._config.config.frontend
+        if self._with_frontend and frontend.max_pages:
+            self._report.note(f"live page: {frontend.page_url(self._http_url())}")
         self._report.note(f"logs: {self._run_dir}")
         self._report.note("Ctrl-C stops")
 

@@ -73,11 +73,13 @@ class ServeSupervisor(Supervisor):
         self._model = model
         self._model_name = model_name
         self._disagg = config.config.disagg
+        self._frontend = config.config.frontend
         self._loading: dict[str, str] = {}  # child |-> its progress
 
     async def _start_children(self, discovery: EtcdDiscovery) -> None:
         plan = make_plan(self._topology, self._config, list_gpus(), num_usable_cores())
         self._disagg = plan.roles[0].config.config.disagg
+        self._frontend = plan.roles[-1].config.config.frontend
         for note in plan.notes:
             self._report.note(note)
         for role in plan.roles:
@@ -132,7 +134,8 @@ class ServeSupervisor(Supervisor):
             f"\ncurl {url}/v1/chat/completions -H 'Content-Type: application/json' "
             f"-d '{body.decode()}'\n"
         )
-        self._report.note(f"live page: {url}/ui")
+        if self._frontend.max_pages:
+            self._report.note(f"live page: {self._frontend.page_url(url)}")
         self._report.note(f"logs: {self._run_dir}")
         if self._topology.count("prefill"):
             self._report.note(

@@ -69,7 +69,7 @@ class VirtualCluster:
             for index, role in enumerate(layout.roles)
         ]
         for worker in self.workers:
-            worker.limit_steps(self._config.itl_target_ms)
+            worker.aim(self._config.itl_target_ms, self._config.ttft_target_ms)
         self._decoders = {each.name: each for each in self.workers if each.role != "prefill"}
         self._handoffs = Handoffs(
             [each for each in self.workers if each.role != "decode"],

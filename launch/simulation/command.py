@@ -36,6 +36,7 @@ class PlanOptions:
 
     num_workers: int
     costs: Path | None
+    model: str
     output: Path | None
     plot: Path | None
     as_json: bool
@@ -46,7 +47,7 @@ def run_plan(
 ) -> None:
     """Simulate every layout and print them. Raises ConfigError and ServiceError."""
     bench = BenchOptions(**asdict(load))
-    figures = _worker_figures(effective, options.costs)
+    figures = _worker_figures(effective, options)
     setup = _setup(effective, figures, handoff, load.seed)
     planned = PlannedLoad(bench, load.seed, figures.block_size, figures.max_tokens)
     found: dict[str, tuple[Layout, LayoutFigures]] = {}
@@ -71,11 +72,14 @@ def run_plan(
     if options.as_json:
         print(json.dumps(_document(setup, layouts, best), indent=2))
     else:
-        _print(layouts, best, options)
+        _print(layouts, best, options, figures.model)
 
 
-def _worker_figures(effective: EffectiveConfig, file: Path | None) -> WorkerFigures:
-    figures = asyncio.run(figures_of_cluster(effective)) if file is None else figures_in(file)
+def _worker_figures(effective: EffectiveConfig, options: PlanOptions) -> WorkerFigures:
+    if options.costs is not None:
+        figures = figures_in(options.costs)
+    else:
+        figures = asyncio.run(figures_of_cluster(effective, options.model))
     return with_engine_settings(figures, effective)
 
 
@@ -113,9 +117,10 @@ def _document(setup: Setup, layouts: list[LayoutFigures], best: Layout) -> dict[
     }
 
 
-def _print(layouts: list[LayoutFigures], best: Layout, options: PlanOptions) -> None:
+def _print(layouts: list[LayoutFigures], best: Layout, options: PlanOptions, model: str) -> None:
     console = wide_console()
-    console.print(table_of(layouts, f"{options.num_workers} workers, simulated; latencies in ms"))
+    workers = f"{options.num_workers} workers" + (f" with the costs of {model}" if model else "")
+    console.print(table_of(layouts, f"{workers}, simulated; latencies in ms"))
     if options.output is None:
         console.print(f"\n* the best; write its topology with --output FILE: {best.name}")
     else:

@@ -11,6 +11,7 @@ from tandem.launch.status import read_cluster
 from tandem.runtime.cluster_messages import LoadReport, ModelCard, StepCosts
 from tandem.runtime.discovery import models_prefix
 from tandem.runtime.errors import ConfigError, ServiceError
+from tandem.runtime.printable import short
 
 ROOM = ("num_blocks", "block_size", "max_num_seqs")  # settings of the engine, and our fields
 LIMITS = {"max_num_batched_tokens": "max_tokens", "prefill_chunk_tokens": "max_tokens_beside"}
@@ -31,18 +32,22 @@ def figures_in(file: Path) -> WorkerFigures:
     return figures
 
 
-async def figures_of_cluster(effective: EffectiveConfig) -> WorkerFigures:
+async def figures_of_cluster(effective: EffectiveConfig, model: str = "") -> WorkerFigures:
     """Return the figures of a running worker that has learned its costs.
 
-    Raises ServiceError when there is none.
+    Raises ServiceError when there is none, ConfigError for a `model` that no worker serves, and
+    without one where the workers serve several.
     """
     report = await read_cluster(effective)
-    loads = [each.worker.load for each in report.instances if each.worker is not None]
+    workers = [each for each in report.instances if each.worker is not None]
+    model = _served(model, sorted({each.instance.model for each in workers} - {""}))
+    loads = [each.worker.load for each in workers if each.worker and each.instance.model == model]
     learned = [load for load in loads if load.costs is not None and any(load.costs.decode_s)]
     if not learned:
         raise ServiceError(
-            f"none of {len(loads)} workers has learned what its steps cost: let them answer some "
-            "requests (tandem bench), or give the costs in a file (--costs)"
+            f"none of {len(loads)} workers of {model or 'any model'} has learned what its steps "
+            "cost: let them answer some requests (tandem bench), or give the costs in a file "
+            "(--costs)"
         )
     load = min(learned, key=lambda each: each.instance_id)
     assert load.costs is not None
@@ -50,13 +55,25 @@ async def figures_of_cluster(effective: EffectiveConfig) -> WorkerFigures:
     # Decode workers, which alone learn all costs, may have shorter steps than prefill workers.
     max_tokens = max(each.costs.max_tokens for each in loads if each.costs is not None)
     costs = msgspec.structs.replace(load.costs, max_tokens=max_tokens)
-    return WorkerFigures(costs, load.num_blocks, await _block_size(effective, load))
+    block_size = await _block_size(effective, load, model)
+    return WorkerFigures(costs, load.num_blocks, block_size, model=model)
 
 
-async def _block_size(effective: EffectiveConfig, load: LoadReport) -> int:
+def _served(model: str, served: list[str]) -> str:
+    """Return the model to plan for. Raise ConfigError that names those to choose from."""
+    if not model and len(served) <= 1:
+        return served[0] if served else ""
+    if model not in served:
+        wanted = f"--model {short(model)}: no worker serves it" if model else "choose one, --model"
+        raise ConfigError(f"{wanted}; served: {', '.join(served) or 'none'}", param="--model")
+    return model
+
+
+async def _block_size(effective: EffectiveConfig, load: LoadReport, model: str) -> int:
     """Return the tokens of a block, from the card of the worker or of another of its model."""
+    prefix = models_prefix(effective.config.runtime.namespace, model)
     async with connected(effective) as discovery:
-        found = await discovery.get_prefix(models_prefix(effective.config.runtime.namespace))
+        found = await discovery.get_prefix(prefix)
     cards = [msgspec.json.decode(value, type=ModelCard) for value in found.values()]
     if not cards:
         raise ServiceError("no model is registered, so the size of a KV block is not known")

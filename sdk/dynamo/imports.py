@@ -78,7 +78,7 @@ nixl._api -> tandem.sdk.nixl: nixl_agent nixl_agent_config
 # engines
 dynamo.common.backend -> tandem.sdk.dynamo.worker_config: WorkerConfig
     `tandem.sdk.WorkerConfig` and Dynamo's further fields. Those that Tandem does not support
-    (tool_call_parser, media_decoder, ...) are errors when they are set.
+    (media_decoder, route_to_encoder, ...) are errors when they are set.
 dynamo.common.backend -> tandem.sdk: EngineConfig GenerateChunk GenerateRequest LLMEngine
         LlmRegistration
 dynamo.common.backend.engine -> tandem.sdk: EngineConfig GenerateChunk GenerateRequest LLMEngine
@@ -117,6 +117,8 @@ dynamo.common.backend: BaseEngine DiffusionEngine RawEngine RawRequest RawRespon
 dynamo.common.utils.token_ids -> tandem.sdk.dynamo.request_options: normalize_request_token_ids
         token_ids_len token_ids_to_list
     Not needed: Tandem's requests hold lists.
+dynamo.common.utils.structural_tag -> tandem.sdk.dynamo.request_options: serialize_structural_tag
+    Requests carry no tag: the frontend makes the grammar, in `sampling_options["grammar"]`.
 dynamo.common.backend.engine: ForcedTokenSequenceSpec LogitsProcessorSpec PythonProcessorSpec
         is_generation_stage logits_processors_for_request serialize_logits_processor_entries
         deserialize_logits_processor_entries BaseEngine DiffusionEngine RawEngine

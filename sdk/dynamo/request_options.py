@@ -1,5 +1,6 @@
 """Dynamo's helpers that read the parts of a request."""
 
+import json
 import logging
 from collections.abc import Mapping, MutableMapping
 from typing import Any, TypeVar, cast
@@ -75,3 +76,11 @@ def _count(options: Mapping[str, Any], name: str) -> int | None:
         logger.warning("output_options.%s is %r: off", name, value)
         return None
     return count
+
+
+def serialize_structural_tag(structural_tag: Any) -> str | None:
+    """Return a structural tag as JSON: that of a dict or a Pydantic model, and text as it is."""
+    if structural_tag is None or isinstance(structural_tag, str):
+        return structural_tag
+    dump = getattr(structural_tag, "model_dump", None)
+    return json.dumps(structural_tag if dump is None else dump())

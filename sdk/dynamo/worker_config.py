@@ -1,9 +1,10 @@
 """Dynamo's `WorkerConfig`: Tandem's, and the arguments that only Dynamo's constructor has."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Self
 
+from tandem.runtime.cluster_messages import AnswerRules
 from tandem.runtime.errors import ConfigError
 from tandem.sdk.engine import worker_config
 from tandem.sdk.engine.disaggregation import DisaggregationMode
@@ -18,31 +19,29 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "event_plane": (None, "nats"),
 }
 _UNSUPPORTED = (
-    "tool_call_parser", "reasoning_parser", "structural_tag", "structural_tag_mode",
-    "structural_tag_scope", "structural_tag_schema", "route_to_encoder", "media_decoder",
-    "media_fetcher", "kv_state_endpoint", "default_thinking_mode",
+    "route_to_encoder", "media_decoder", "media_fetcher", "kv_state_endpoint",
+    "default_thinking_mode",
 )  # fmt: skip
-# Fields that a runtime config has under the same name, and under another one.
+# Fields that a runtime config may have, some of them with `dyn_` before the name
 _SHARED = (
     "component", "endpoint", "endpoint_types", "discovery_backend", "request_plane",
     "response_plane", "event_plane", "use_kv_events", "custom_jinja_template",
     "exclude_tools_when_tool_choice_none", "enable_local_indexer", "enable_kv_routing",
     "structural_tag", "structural_tag_mode", "structural_tag_scope", "structural_tag_schema",
-    "route_to_encoder", "kv_state_endpoint",
+    "route_to_encoder", "kv_state_endpoint", "tool_call_parser", "reasoning_parser",
+    "default_thinking_mode",
 )  # fmt: skip
-_RENAMED = {
-    "tool_call_parser": "dyn_tool_call_parser",
-    "reasoning_parser": "dyn_reasoning_parser",
-    "default_thinking_mode": "dyn_default_thinking_mode",
-}
+_OTHER_NAMES = {"structural_tag_mode": "enable_structural_tag"}
+_STRUCTURAL_TAG = ("scope", "schema")  # its keys
 
 
 @dataclass(kw_only=True)
 class WorkerConfig(worker_config.WorkerConfig):
     """Tandem's settings, and Dynamo's further ones; `check` refuses those not in Tandem by name.
 
-    `use_kv_events`, `enable_local_indexer` and `exclude_tools_when_tool_choice_none` are accepted
-    and change nothing. Arguments after `endpoint_types` are given by name.
+    `use_kv_events` and `enable_local_indexer` are accepted and change nothing. `structural_tag` is
+    the later form of the three fields `structural_tag_mode`, `_scope` and `_schema`. Arguments
+    after `endpoint_types` are given by name.
     """
 
     discovery_backend: str = "etcd"
@@ -51,14 +50,8 @@ class WorkerConfig(worker_config.WorkerConfig):
     event_plane: str | None = None
     use_kv_events: bool = False
     enable_local_indexer: bool = True
-    exclude_tools_when_tool_choice_none: bool = True
-    tool_call_parser: str | None = None
-    reasoning_parser: str | None = None
     default_thinking_mode: str | None = None
-    structural_tag: dict[str, object] | None = None
-    structural_tag_mode: str | None = None
-    structural_tag_scope: str | None = None
-    structural_tag_schema: object = None
+    structural_tag: bool | dict[str, Any] | None = None
     route_to_encoder: bool = False
     media_decoder: object = None
     media_fetcher: object = None
@@ -79,9 +72,11 @@ class WorkerConfig(worker_config.WorkerConfig):
         ConfigError if it has no `namespace` or an unknown role.
         """
         values: dict[str, Any] = {"namespace": getattr(runtime_cfg, "namespace", None)}
-        for name, source in (dict(zip(_SHARED, _SHARED, strict=True)) | _RENAMED).items():
-            if (value := getattr(runtime_cfg, source, None)) is not None:
-                values[name] = value
+        for name in _SHARED:
+            for source in (_OTHER_NAMES.get(name, name), name):
+                for prefix in ("", "dyn_"):
+                    if (value := getattr(runtime_cfg, prefix + source, None)) is not None:
+                        values[name] = value
         if "disaggregation_mode" not in overrides:
             mode = getattr(
                 runtime_cfg, "disaggregation_mode", getattr(runtime_cfg, "serving_mode", None)
@@ -109,6 +104,25 @@ class WorkerConfig(worker_config.WorkerConfig):
             if getattr(self, name):
                 raise worker_config.refused(name, "is not supported, leave it out")
         super().check()
+
+    def answer_rules(self) -> AnswerRules:
+        tag = self.structural_tag
+        if tag is None:
+            return super().answer_rules()
+        if not isinstance(tag, bool | dict):
+            raise worker_config.refused("structural_tag", "is no boolean, and no dict")
+        given = tag if isinstance(tag, dict) else {}
+        for key in given:
+            if key not in _STRUCTURAL_TAG and given[key]:
+                raise worker_config.refused("structural_tag", f"{key!r} is not supported")
+        one_by_one = replace(
+            self,
+            structural_tag=None,
+            structural_tag_mode=tag is not False,
+            structural_tag_scope=given.get("scope") or "always",
+            structural_tag_schema=given.get("schema"),
+        )
+        return one_by_one.answer_rules()
 
 
 def _mode(value: object) -> DisaggregationMode:

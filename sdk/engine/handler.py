@@ -47,9 +47,12 @@ class EngineHandler:
                 if self.prefill is not None and not is_probe(request):
                     request = await self.prefill.prepare(request, context)
                 with self.ranks.routed(request) if self.ranks else nullcontext(request) as routed:
-                    async for chunk in self._generate(routed, context):
-                        if self.prefill is not None:
-                            self.prefill.begun(context)
+                    if self.prefill is None:
+                        async for chunk in self._generate(routed, context):
+                            yield chunk
+                        return
+                    async for chunk in self._beside(self.prefill, routed, context):
+                        self.prefill.begun(context)
                         yield chunk
         finally:
             if self.prefill is not None:
@@ -57,9 +60,33 @@ class EngineHandler:
             self.num_running -= 1
             self._changed()
 
+    async def _beside(
+        self, prefill: PrefillStage, request: GenerateRequest, context: Context
+    ) -> AsyncIterator[GenerateChunk]:
+        """Yield the chunks, which begin anew if a prefill that runs beside them fails."""
+        leg = prefill.take_leg(context)
+        is_over = False
+        try:
+            async with aclosing(self._generate(request, context)) as chunks:
+                first = None if leg is None else await leg.first_of(chunks)
+                if first is not None:
+                    yield first
+                if leg is None or first is not None:
+                    async for chunk in chunks:
+                        yield chunk
+                    is_over = True
+                    return
+            alone: GenerateRequest = {**request}
+            del alone["bootstrap_info"]
+            async for chunk in self._generate(alone, context):
+                yield chunk
+        finally:
+            if leg is not None:
+                leg.end(at_once=not is_over)
+
     async def _generate(
         self, request: GenerateRequest, context: Context
-    ) -> AsyncIterator[GenerateChunk]:
+    ) -> AsyncGenerator[GenerateChunk, None]:
         undo = self._abort_when_given_up(context)
         try:
             async with aclosing(self._engine.generate(request, context)) as chunks:

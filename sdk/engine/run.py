@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def run(engine_cls: type[LLMEngine], argv: list[str] | None = None) -> None:
-    """Serve the engine that `engine_cls.from_args(argv)` makes, until SIGTERM or SIGINT.
+    """Serve the engine that `engine_cls.from_args(argv)` makes, until a signal ends it.
 
     Blocks. Exit with one line and status 1 when the engine does not start or the cluster cannot be
     reached, and with status 70 at a second signal.

@@ -15,6 +15,14 @@ class CompletionUsage(TypedDict):
     total_tokens: int
 
 
+class BootstrapInfo(TypedDict):
+    """The place at which the two engines of one request meet; the same for both."""
+
+    bootstrap_host: str
+    bootstrap_port: int
+    bootstrap_room: int  # of this request alone
+
+
 class GenerateRequest(TypedDict, total=False):
     """One sequence to generate. Read every key but `token_ids` with `.get`.
 
@@ -30,7 +38,7 @@ class GenerateRequest(TypedDict, total=False):
     stop_conditions: dict[str, Any]  # max_tokens, min_tokens, stop_token_ids, ignore_eos
     output_options: dict[str, Any]  # logprobs: None, or the number of alternatives
     prefill_result: dict[str, Any]  # decode engines: {"disaggregated_params": ...}
-    bootstrap_info: dict[str, Any]
+    bootstrap_info: BootstrapInfo  # of both engines, while both are at work
     extra_args: dict[str, Any]
     routing: dict[str, Any]  # dp_rank
     messages: list[dict[str, Any]]
@@ -79,7 +87,7 @@ class EngineConfig:
     """The properties of a started engine. Only `model` is required; None is not advertised.
 
     Without `kv_cache_block_size` the router balances by load alone. A field that is None takes its
-    value from `llm`.
+    value from `llm`. With a prefill engine's `bootstrap_port` both legs of a request run at once.
     """
 
     model: str

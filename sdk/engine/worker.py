@@ -55,6 +55,7 @@ class EngineWorker:
         self, engine: LLMEngine, config: WorkerConfig, runtime_config: RuntimeConfig | None = None
     ) -> None:
         config.check()
+        self._answers = config.answer_rules()
         self.engine = engine
         self.config = config
         cluster = find_cluster() if runtime_config is None else runtime_config
@@ -110,6 +111,12 @@ class EngineWorker:
             self.handler.ranks = Ranks(engine_config.data_parallel_start_rank or 0, num_ranks)
         name = self._model_name(engine_config)
         self.runtime.model = name
+        if self._is_prefill:
+            if engine_config.bootstrap_port is not None:
+                host = engine_config.bootstrap_host or self.runtime.config.reachable_host
+                self.runtime.bootstrap = (host, engine_config.bootstrap_port)
+            if engine_config.context_length is not None:
+                self.runtime.max_prompt_tokens = engine_config.context_length - 1
         await self._measure(engine_config, name)
         await self._serve(engine_config, name)
         await self._watch_health()
@@ -213,6 +220,7 @@ class EngineWorker:
                 total_kv_blocks=engine_config.total_kv_blocks,
                 max_num_seqs=engine_config.max_num_seqs,
                 max_num_batched_tokens=engine_config.max_num_batched_tokens,
+                answers=self._answers,
             )
             await registration.publish()
 

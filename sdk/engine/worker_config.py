@@ -1,11 +1,23 @@
 """The worker's side of an engine: its address, its model's names, its role."""
 
+from collections.abc import Hashable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+from tandem.runtime.cluster_messages import AnswerRules
 from tandem.runtime.errors import ConfigError
+from tandem.sdk.engine.answer_names import (
+    REASONING_PARSERS,
+    REASONS_FIRST,
+    SCHEMAS,
+    SCOPES,
+    STRUCTURAL_TAG_MODES,
+    TOOL_PARSERS,
+)
 from tandem.sdk.engine.disaggregation import DisaggregationMode
 from tandem.sdk.worker.models import ModelInput
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -28,6 +40,12 @@ class WorkerConfig:
     metrics_labels: list[tuple[str, str]] = field(default_factory=list)  # on all engine metrics
     disaggregation_mode: DisaggregationMode = DisaggregationMode.AGGREGATED
     health_check_payload: dict[str, Any] | None = None  # instead of the engine's
+    tool_call_parser: str | None = None  # the format of calls; None: by the chat template
+    reasoning_parser: str | None = None  # the format of reasoning, in the same way
+    exclude_tools_when_tool_choice_none: bool = True  # from the prompt
+    structural_tag_mode: str | bool | None = None  # on: calls follow a grammar, where they may
+    structural_tag_scope: str | None = None  # auto, or always: also with `tool_choice` "auto"
+    structural_tag_schema: str | None = None  # auto, or strict: as if every tool were `strict`
 
     def check(self) -> None:
         """Raise ConfigError that names the first field with an unsupported value."""
@@ -39,6 +57,29 @@ class WorkerConfig:
         types = [each.strip() for each in self.endpoint_types.split(",")]
         if not types or not set(types) <= {"chat", "completions"}:
             raise refused("endpoint_types", f"{self.endpoint_types!r} is not chat,completions")
+        self.answer_rules()
+
+    def answer_rules(self) -> AnswerRules:
+        """Return what frontends are to know of the model's answers. Raise as `check` does."""
+        tool_parser, reasoning_parser = self.tool_call_parser, self.reasoning_parser
+        is_guided = self._known("structural_tag_mode", STRUCTURAL_TAG_MODES)
+        return AnswerRules(
+            tool_format=self._known("tool_call_parser", TOOL_PARSERS) if tool_parser else "",
+            reasoning_format=(
+                self._known("reasoning_parser", REASONING_PARSERS) if reasoning_parser else ""
+            ),
+            reasons_first=reasoning_parser in REASONS_FIRST,
+            shows_unused_tools=not self.exclude_tools_when_tool_choice_none,
+            guided_calls=self._known("structural_tag_scope", SCOPES) if is_guided else "",
+            are_calls_strict=is_guided and self._known("structural_tag_schema", SCHEMAS),
+        )
+
+    def _known(self, name: str, choices: Mapping[Any, T]) -> T:
+        value = getattr(self, name)
+        if not isinstance(value, Hashable) or value not in choices:
+            known = ", ".join(str(choice) for choice in choices if isinstance(choice, str))
+            raise refused(name, f"{value!r} is not known; known are {known}")
+        return choices[value]
 
     @property
     def served_component(self) -> str:

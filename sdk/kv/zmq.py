@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 
 from tandem.runtime.errors import ConfigError, InvalidRequestError
+from tandem.runtime.extras import install_command
 from tandem.runtime.messages import DECODE_ERRORS
 from tandem.runtime.tasks import cancel, keep_running
 from tandem.sdk.kv.events import KvEventPublisher
@@ -159,7 +160,7 @@ def _subscribe(endpoint: str, topic: str) -> "tuple[zmq.asyncio.Context, zmq.asy
         import zmq.asyncio
     except ImportError as error:
         raise ConfigError(
-            "ZmqSource needs pyzmq: pip install 'tandem-serve[zmq]'", param="endpoint"
+            f"ZmqSource needs pyzmq: {install_command('zmq')}", param="endpoint"
         ) from error
     context = zmq.asyncio.Context()
     socket = context.socket(zmq.SUB)

@@ -33,9 +33,9 @@ def worker(*, static: bool = False) -> Callable[[Main[T]], Decorated[T]]: ...
 def worker(main: Main[T] | None = None, *, static: bool = False) -> Any:
     """Call `main` with a connected runtime as its first argument, and close it at the end.
 
-    SIGTERM and SIGINT begin the orderly end: endpoints drain and return, and `main` continues after
-    them; a `main` that serves none is cancelled, and None is returned for it. A second signal ends
-    the process with status 70.
+    SIGTERM, SIGINT and SIGHUP begin the orderly end: endpoints drain and return, and `main`
+    continues after them; a `main` that serves none is cancelled, and None is returned for it. A
+    second signal ends the process with status 70.
     A wrong setting, or a service that cannot be reached, ends the process with one line.
     Used as `@worker`, `@worker()` or `@worker(static=False)`; `static=True`, a worker without
     discovery, is a ConfigError.

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tandem.runtime.cluster_messages import ModelCard
+from tandem.runtime.cluster_messages import AnswerRules, ModelCard
 from tandem.runtime.discovery import model_key
 from tandem.runtime.errors import ConfigError
 from tandem.sdk.worker.distributed_runtime import Endpoint
@@ -66,6 +66,7 @@ class ModelRegistration:
     total_kv_blocks: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    answers: AnswerRules | None = None
 
     async def publish(self) -> None:
         """Put the model's card into discovery. Raise as `register_llm` does."""
@@ -94,9 +95,17 @@ class ModelRegistration:
 
     def _card(self, model_input: ModelInput, model: ReadModel) -> ModelCard:
         runtime = self.endpoint.runtime
+        name = self.model_name or model.name
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:  # a folder's bytes, in a locale of another encoding
+            raise ConfigError(
+                f"model_name is {name!r}, not text; Python reads names as UTF-8 with PYTHONUTF8=1",
+                param="model_name",
+            ) from error
         length = self.context_length or model.context_length
         return ModelCard(
-            name=self.model_name or model.name,
+            name=name,
             context_length=_context_length(model_input, length),
             block_size=self.kv_cache_block_size or DEFAULT_BLOCK_SIZE,
             vocab_size=model.vocab_size,
@@ -114,6 +123,7 @@ class ModelRegistration:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             weights_digest=model.weights_digest,
+            answers=self.answers or AnswerRules(),
         )
 
 

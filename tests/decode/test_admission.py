@@ -16,7 +16,7 @@ from tandem.decode.admission import (
 )
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.queue.config import QueueConfig
-from tandem.router.predict import PlaceLoad
+from tandem.router.predict import SHARE_TRIED, PlaceLoad
 from tandem.runtime.cluster_messages import StepCosts
 from tandem.runtime.messages import Targets
 
@@ -95,11 +95,39 @@ def test_always_means_always() -> None:
 ADAPTIVE = THRESHOLD.model_copy(update={"policy": Policy.ADAPTIVE})
 
 
-def test_adaptive_stays_local_until_both_places_can_be_predicted() -> None:
+def test_the_length_decides_where_no_cost_is_known() -> None:
+    """No state of not knowing keeps prompts here for ever."""
     assert decide(ADAPTIVE, 50, side(here=place(), others=[place()])).cause is PlacementCause.SHORT
-    assert decide(ADAPTIVE, 500, side()).cause is PlacementCause.UNMEASURED
-    assert decide(ADAPTIVE, 500, side(here=place())).cause is PlacementCause.UNMEASURED
-    assert decide(ADAPTIVE, 500, side(others=[place()])).cause is PlacementCause.UNMEASURED
+    for others in ([], [place()]):
+        long, short = (decide(ADAPTIVE, num, side(others=others)) for num in (500, 50))
+        assert (long.place, long.cause) == ("remote", PlacementCause.UNMEASURED)
+        assert short.place == "local"
+        assert long.reason == "uncached 500 > max_local_prefill_length 100; no step cost is known"
+
+
+def test_prompts_stay_where_no_other_worker_reports() -> None:
+    decision = decide(ADAPTIVE, 500, side(here=place()))
+    assert (decision.place, decision.cause) == ("local", PlacementCause.SILENT)
+
+
+@pytest.mark.parametrize("num_decodes", [0, 1])
+def test_an_idle_place_that_seems_worse_is_tried_now_and_then(num_decodes: int) -> None:
+    known = side(here=place(), others=[place(num_decodes)])
+    assert decide(ADAPTIVE, 500, known).place == "local"
+    tried = decide(ADAPTIVE, 500, known, drawn=SHARE_TRIED / 2)
+    assert (tried.cause is PlacementCause.TRIED) == (num_decodes == 0)
+    assert tried.place == ("remote" if num_decodes == 0 else "local")
+    assert decide(ADAPTIVE, 50, known, drawn=0.0).place == "local", "short prompts stay"
+
+
+def test_a_place_that_seems_unbearable_is_tried_seldom_and_this_one_too() -> None:
+    slow = msgspec.structs.replace(place().costs, prompt_s=(0.0, 1.0, 0.0))
+    known = side(here=place(), others=[PlaceLoad(slow)])
+    assert decide(ADAPTIVE, 500, known, drawn=SHARE_TRIED / 2).place == "local"
+    assert decide(ADAPTIVE, 500, known, drawn=SHARE_TRIED / 20).place == "remote"
+    known = side(here=PlaceLoad(slow), others=[place()])
+    assert decide(ADAPTIVE, 500, known).place == "remote"
+    assert decide(ADAPTIVE, 500, known, drawn=SHARE_TRIED / 20).place == "local"
 
 
 def test_adaptive_goes_where_the_prompt_is_ready_sooner() -> None:
@@ -140,9 +168,9 @@ def test_a_ticket_goes_on_waiting_while_another_place_is_predicted_to_be_better(
     waits.num_ticket_tokens = 500 + 1000  # its own tokens, and those of another ticket
     assert is_still_remote(ADAPTIVE, 500, waits)
     assert (waits.num_queued_jobs, waits.num_ticket_tokens) == (2, 1500)
-    waits.num_queued_jobs = 3  # two others wait
-    assert not is_still_remote(ADAPTIVE, 500, waits)
-    waits.num_queued_jobs, waits.num_ticket_tokens = 2, 500 + 2000
+    waits.num_queued_jobs = 30  # a wait is predicted by tokens, not by jobs
+    assert is_still_remote(ADAPTIVE, 500, waits)
+    waits.num_ticket_tokens = 500 + 2000
     assert not is_still_remote(ADAPTIVE, 500, waits)
     waits.num_ticket_tokens, waits.others = 500, []  # no other worker has reported lately
     assert not is_still_remote(ADAPTIVE, 500, waits)
@@ -150,8 +178,8 @@ def test_a_ticket_goes_on_waiting_while_another_place_is_predicted_to_be_better(
 
 def test_a_ticket_that_waits_has_less_time_left_to_its_target() -> None:
     config = ADAPTIVE.model_copy(update={"ttft_target_ms": 1000.0})
-    # 650 ms here, which costs eight answers as much; 705 ms there
-    known = side(here=place(num_decodes=8), others=[place(waiting=200)], num_ticket_tokens=500)
+    # 650 ms here, which costs eight answers half as much; 605 ms there, of 700 that are sure
+    known = side(here=place(num_decodes=8), others=[place(waiting=100)], num_ticket_tokens=500)
     assert is_still_remote(config, 500, known)
     assert not is_still_remote(config, 500, known, waited_ms=320)  # here alone keeps the target
     assert is_still_remote(config, 500, known, waited_ms=400)  # neither place does
@@ -204,7 +232,7 @@ def with_target(load: PlaceLoad) -> PlaceLoad:
         (with_target(place()), [place()], False),
         (with_target(place(waiting=100)), [place()], False),  # hardly less
         (with_target(place(num_decodes=4)), [], False),
-        (place(num_decodes=4), [place()], False),  # without a target
+        (place(num_decodes=4), [place()], True),  # without a target too
     ],
 )
 def test_tickets_are_left_to_workers_where_they_cost_clearly_less(

@@ -108,7 +108,8 @@ async def test_the_first_token_is_sent_before_the_kv_and_kept_when_that_fails(st
     await eventually(lambda: len(answer.text.token_ids) == 1)
     await stage.settle(work, error="out of memory")
     assert await answer.whole() == stage.undisturbed(PROMPT, SAMPLED)
-    assert answer.report is not None and answer.report.place == "remote"
+    assert answer.places == ["remote", "local"]
+    assert answer.report is not None and answer.report.cause == "fallback"
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 from pydantic import SecretStr
 
+from tandem.frontend.config import new_page_key
 from tandem.launch.supervise.child_process import ChildProcess
 from tandem.launch.supervise.local_servers import LocalEtcd, LocalNats
 from tandem.models.paths import BUNDLED_MODEL
@@ -93,6 +94,9 @@ class Cluster:
         self._run_dir = run_dir
         self.port = free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
+        page_key = new_page_key().get_secret_value()
+        self.page_url = f"{self.base_url}/ui#key={page_key}"
+        self._environment = {"OMP_NUM_THREADS": "1", "TANDEM_FRONTEND__PAGE_KEY": page_key}
 
     async def __aenter__(self) -> "Cluster":
         await self.nats.start()
@@ -132,7 +136,7 @@ class Cluster:
         command += ["--nats-url", self.nats.url, "--etcd-endpoints", self.etcd.url]
         # a short lease: who dies without a word is forgotten soon
         command += ["--namespace", "test", "--runtime.lease_ttl_s=3", *flags]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = os.environ | self._environment
         if self.token is not None:
             environment["TANDEM_RUNTIME__CLUSTER_TOKEN"] = self.token
         child = await ChildProcess.start(command, self._run_dir / f"{name}.log", env=environment)

@@ -70,7 +70,7 @@ def model_files(template: str = TEMPLATE) -> ModelFiles:
         {
             "tokenizer.json": byte_level_tokenizer().to_str().encode(),
             "tokenizer_config.json": json.dumps(config).encode(),
-            "config.json": b"{}",
+            "config.json": b'{"vocab_size": %d}' % byte_level_tokenizer().get_vocab_size(),
         }
     )
 

@@ -128,7 +128,7 @@ async def test_codex_runs_its_tool(stack: Stack, folder: Path, packages: Path) -
         *(folder, modules / ".bin" / "codex", "exec", "--skip-git-repo-check", "-m", MODEL),
         "--dangerously-bypass-approvals-and-sandbox",
         *("-c", "model_provider=tandem", "-c", f"model_providers.tandem={provider}"),
-        *("-c", 'web_search="disabled"', QUESTION),
+        QUESTION,
     )
     assert output.rstrip().endswith(f"It is {WORD}."), output
     assert len(prompts) == 2 and QUESTION in prompts[0]

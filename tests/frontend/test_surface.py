@@ -96,6 +96,32 @@ async def test_a_web_page_of_a_listed_origin_may_call(origins: str) -> None:
             assert (await stack.http.options("/v1/models", headers=other)).status_code == 400
 
 
+@pytest.mark.parametrize("origins", ["https://page.example", "*", "https://other.example"])
+async def test_a_web_page_may_read_why_its_head_was_too_large(origins: str) -> None:
+    config = FrontendConfig(port=0, cors_origins=origins, max_head_bytes=1024)
+    async with Stack(config=config) as stack:
+        headers = PAGE | {"x-large": "x" * 1024}
+        response = await stack.http.post("/v1/completions", json={}, headers=headers)
+    assert response.status_code == 431
+    allowed = {"*": "*", "https://page.example": "https://page.example"}.get(origins)
+    assert response.headers.get("access-control-allow-origin") == allowed
+
+
+async def test_every_path_is_served_with_a_slash_at_its_end(stack: Stack) -> None:
+    posted = list(stack.server.handler.apis)
+    gotten = ["/live", "/health", "/version", "/metrics", "/metrics/targets", "/v1/models"]
+    gotten += [f"/v1/models/{MODEL}", f"/v1/models/{MODEL}/ready", "/v1/responses/none"]
+    for method, paths in (("POST", posted), ("GET", gotten)):
+        for path in paths:
+            plain = await stack.http.request(method, path, json={})
+            for end in ("/", "//"):
+                response = await stack.http.request(method, path + end, json={})
+                assert response.status_code == plain.status_code, path + end
+                if path != "/metrics":
+                    assert response.text == plain.text
+    assert (await stack.http.get("/")).status_code == 404
+
+
 async def test_metrics_count_what_happened(stack: Stack) -> None:
     await stack.chat()
     await stack.chat(max_tokens=0)

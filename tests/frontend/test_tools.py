@@ -61,7 +61,10 @@ class GrammarWorker(FakeWorker):
 
     def card(self) -> ModelCard:
         return msgspec.structs.replace(
-            super().card(), supports_grammar=self.supports_grammar, context_length=self.length
+            super().card(),
+            supports_grammar=self.supports_grammar,
+            supports_token_rules=True,
+            context_length=self.length,
         )
 
 

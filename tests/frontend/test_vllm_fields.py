@@ -19,6 +19,7 @@ from tests.frontend.frontend_stack import (
 from tests.frontend.generation.test_choices import scored
 
 TAGGED = "Hi<|im_start|>there<added word>"
+CALLING = {"role": "assistant", "content": "x", "tool_calls": [{"function": {"name": "f"}}]}
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -75,7 +76,7 @@ async def test_a_chat_can_end_without_a_prompt_for_the_answer(stack: Stack) -> N
 async def test_the_last_message_can_be_continued(stack: Stack) -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well, "}]
     await stack.chat(messages=messages, continue_final_message=True)
-    assert prompt_of(stack.worker.requests[-1]).endswith("<|im_start|>assistant\nWell,")
+    assert prompt_of(stack.worker.requests[-1]).endswith("<|im_start|>assistant\nWell, ")
 
 
 @pytest.mark.parametrize("num_logprobs", [None, 1])
@@ -154,8 +155,8 @@ async def test_tokens_are_listed_by_their_ids_if_that_is_wanted(stack: Stack, st
     [
         {"spaces_between_special_tokens": False},
         {"use_beam_search": False},
-        {"length_penalty": 1.0},
-        {"priority": 0},
+        {"length_penalty": 2.0},
+        {"priority": 3},
         {"add_special_tokens": True},
     ],
 )
@@ -167,12 +168,12 @@ async def test_a_field_without_effect_is_accepted(stack: Stack, fields: dict[str
 @pytest.mark.parametrize(
     "fields",
     [
-        {"bad_words": ["x"]}, {"allowed_token_ids": [1]}, {"use_beam_search": True},
-        {"length_penalty": 2.0}, {"priority": 3}, {"prompt_logprobs": 21}, {"prompt_logprobs": -1},
+        {"bad_words": ["x"]}, {"allowed_token_ids": [1]},
+        {"use_beam_search": True}, {"prompt_logprobs": 21}, {"prompt_logprobs": -1},
         {"prompt_logprobs": 1, "stream": True}, {"truncate_prompt_tokens": 0},
-        {"documents": [{}] * 257}, {"chat_template": "x"}, {"mm_processor_kwargs": {}},
-        {"kv_transfer_params": {}}, {"vllm_xargs": {"a": 1}}, {"request_id": "x"},
-        {"thinking_token_budget": 1}, {"echo": True}, {"continue_final_message": True},
+        {"documents": [{}] * 257}, {"chat_template": "x"}, {"echo": True},
+        {"continue_final_message": True},
+        {"continue_final_message": True, "messages": [CALLING]},
         {"stream_options": {"continuous_usage_stats": True}, "stream": True},
     ],
     ids=lambda fields: next(iter(fields)),

@@ -56,11 +56,15 @@ def grammar(i: int) -> Grammar:
     return Grammar("regex", f"{i}")
 
 
+def fault(text: str) -> InvalidRequestError:
+    return InvalidRequestError(text, param="grammar")
+
+
 def test_what_was_refused_is_refused_at_once_for_a_while() -> None:
     now = [0.0]
     refusals = Refusals(lambda: now[0])
     for i in range(MAX_REMEMBERED + 1):
-        refusals.note(grammar(i), "", f"fault {i}", is_costly=True)
+        refusals.note(grammar(i), "", fault(f"fault {i}"), is_costly=True)
     refusals.check(grammar(0), "")  # the oldest is forgotten
     with pytest.raises(InvalidRequestError, match="fault 1"):
         refusals.check(grammar(1), "anyone")
@@ -74,9 +78,11 @@ def test_a_caller_whose_grammars_keep_breaking_their_trial_waits_alone() -> None
     for i in range(MAX_COSTLY):
         refusals.check(grammar(99), "eve")
         now[0] += 1
-        refusals.note(grammar(i), "eve", "too long", is_costly=True)
-        refusals.note(grammar(10 + i), "bob", "a typing error", is_costly=False)
-        refusals.note(grammar(20 + i), "", "too long, of a caller without a name", is_costly=True)
+        refusals.note(grammar(i), "eve", fault("too long"), is_costly=True)
+        refusals.note(grammar(10 + i), "bob", fault("a typing error"), is_costly=False)
+        refusals.note(
+            grammar(20 + i), "", fault("too long, of a caller without a name"), is_costly=True
+        )
     with pytest.raises(OverloadedError) as caught:
         refusals.check(grammar(99), "eve")
     for caller in ("bob", ""):
@@ -88,5 +94,5 @@ def test_a_caller_whose_grammars_keep_breaking_their_trial_waits_alone() -> None
 def test_names_of_callers_are_bounded() -> None:
     refusals = Refusals(lambda: 0.0)
     for i in range(2 * MAX_REMEMBERED):
-        refusals.note(grammar(0), f"key {i}", "too long", is_costly=True)
+        refusals.note(grammar(0), f"key {i}", fault("too long"), is_costly=True)
     assert len(refusals._costly) == MAX_REMEMBERED

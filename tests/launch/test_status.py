@@ -6,7 +6,7 @@ import socket
 import msgspec
 import pytest
 
-from tandem.launch.status import notes, read_cluster
+from tandem.launch.status import _load_cells, notes, read_cluster, row_name
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.cluster_messages import Instance, LoadReport, WorkerStatus
 from tandem.runtime.config import RuntimeConfig
@@ -26,6 +26,19 @@ def test_quarantined_blocks_and_excluded_peers_are_pointed_out() -> None:
     first, second = notes(report(num_quarantined_blocks=4, excluded="fedcba98"))
     assert first.startswith("decode 01234567: 4 blocks in quarantine")
     assert "no KV from fedcba98" in second
+
+
+def test_a_pool_is_shown_where_there_is_one() -> None:
+    assert _load_cells(report().worker) == ["0", "0", "0 (0%)", "0", "10"]
+    without = msgspec.structs.replace(LOAD, num_blocks=0, num_free_blocks=0, num_running=3)
+    worker = WorkerStatus(INSTANCE, "serving", without)
+    assert _load_cells(worker) == ["3", "0", "-", "-", "-"]
+    assert _load_cells(None) == ["-"] * 5
+
+
+def test_the_connector_of_an_engine_has_a_name_of_its_own_beside_its_worker() -> None:
+    assert row_name(report()) == "decode"
+    assert row_name(report(engine="vllm")) == "decode connector"
 
 
 def test_a_worker_that_is_well_or_silent_needs_no_note() -> None:

@@ -62,5 +62,5 @@ def test_without_the_hub_library_the_error_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ModelError, match=r"tandem-serve\[hub\]"):
+    with pytest.raises(ModelError, match=r"pip install 'huggingface-hub>="):
         resolve_model("nobody/nothing")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem.router.predict import PlaceLoad, predict, shared_step_s
+from tandem.router.predict import ANSWER_WEIGHT, PlaceLoad, predict, shared_step_s
 from tandem.runtime.cluster_messages import LoadReport, StepCosts
 
 # 10 ms a step with decodes, 1 ms a decode; 5 ms a step with prompts, 1 ms a prompt token
@@ -21,7 +21,7 @@ def test_beside_decodes_a_step_holds_what_its_time_allows() -> None:
     # 90 ms planned, 15 of them for the decodes, 5 for the step: 70 tokens
     found = predict(load, 140)
     assert found.first_token_s == pytest.approx(0.14 + 2 * 0.02)
-    assert found.cost_s == pytest.approx(found.first_token_s + 5 * found.compute_s)
+    assert found.cost_s == pytest.approx(found.first_token_s + ANSWER_WEIGHT * 5 * found.compute_s)
     assert found.step_s == pytest.approx(0.1)
 
 

@@ -11,7 +11,7 @@ import urllib.request
 import pytest
 
 from tandem.runtime.address import host_port
-from tandem.runtime.lifecycle import EXIT_IMPATIENT, Lifecycle, State, freeze_gc
+from tandem.runtime.lifecycle import EXIT_IMPATIENT, Lifecycle, State, freeze_gc, signals
 from tandem.runtime.metrics import counter, gateway_gauge, gauge, histogram, serve_metrics
 from tests.services import eventually
 
@@ -33,7 +33,7 @@ class Stages:
         self.ran.append(("stop", self.lifecycle.state))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_a_signal_drains_and_stops(number: signal.Signals) -> None:
     lifecycle = Lifecycle()
     stages = Stages(lifecycle)
@@ -49,6 +49,30 @@ async def test_a_signal_drains_and_stops(number: signal.Signals) -> None:
         ("stop", State.DRAINING),
     ]
     assert lifecycle.state is State.STOPPED
+
+
+async def test_a_terminal_that_closes_may_say_so_several_times() -> None:
+    """Its shell passes SIGHUP on, and then the kernel sends another."""
+    ended: list[str] = []
+    with signals(lambda: bool(ended), ended.append):
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGHUP)
+            await eventually(lambda: bool(ended))
+            await asyncio.sleep(0)
+    assert ended == ["SIGHUP"]
+
+
+async def test_a_process_that_nohup_started_outlives_its_terminal() -> None:
+    ended: list[str] = []
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals(lambda: bool(ended), ended.append):
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await eventually(lambda: bool(ended))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert ended == ["SIGTERM"]
 
 
 def test_what_is_loaded_is_no_longer_looked_at_for_garbage() -> None:

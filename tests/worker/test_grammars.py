@@ -72,6 +72,24 @@ async def test_an_answer_resumes_under_its_grammar_on_another_worker(
         assert (await answer.whole()).token_ids == whole.token_ids[cut:]
 
 
+async def test_rules_of_tokens_hold_wherever_the_answer_is_computed(pair: Pair) -> None:
+    allowed = list(range(40, 60))
+    bad_words = [[one, other] for one in allowed for other in allowed if other < one]
+    params = SamplingParams(temperature=2.0, seed=3, allowed_token_ids=allowed, bad_words=bad_words)
+    stop = StopConditions(max_tokens=12)
+    places: list[PrefillPlace] = ["remote", "local"]
+    remote, local = [
+        await (await pair.ask(pair.one, PROMPT, place=place, sampling=params, stop=stop)).whole()
+        for place in places
+    ]
+    assert remote.token_ids == local.token_ids == sorted(local.token_ids)
+    assert set(local.token_ids) <= set(allowed) and len(local.token_ids) == 12
+    for cut in (1, 5, 11):
+        begun = [*PROMPT, *local.token_ids[:cut]]
+        answer = await pair.ask(pair.two, begun, sampling=params, stop=stop, num_generated=cut)
+        assert (await answer.whole()).token_ids == local.token_ids[cut:]
+
+
 async def test_a_grammar_with_a_fault_is_refused_and_no_other_answer_notices(pair: Pair) -> None:
     expected = pair.undisturbed(PROMPT, 20)
     other = await pair.ask(pair.one, PROMPT, num_tokens=20)
@@ -99,4 +117,5 @@ async def test_the_card_of_a_worker_tells_that_it_takes_grammars(pair: Pair) -> 
     cards = await node.discovery.get_prefix(models_prefix(node.config.namespace, MODEL))
     assert len(cards) == 2
     for data in cards.values():
-        assert msgspec.json.decode(data, type=ModelCard).supports_grammar
+        card = msgspec.json.decode(data, type=ModelCard)
+        assert card.supports_grammar and card.supports_token_rules

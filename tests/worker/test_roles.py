@@ -62,6 +62,33 @@ async def test_a_worker_takes_its_own_ticket_back_and_computes_the_prompt(
         await pair.balanced()
 
 
+async def test_a_worker_is_not_asked_for_a_prompt_beyond_its_context(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, node = pair.one, pair.two.node
+    assert node.max_prompt_tokens == pair.two.worker.engine.max_model_len - 1
+    node.max_prompt_tokens = 16
+    await register_instance(node, node.instance(pair.two.prefill.endpoint))
+    known = one.decode._prefill_instances.items
+    await eventually(lambda: known[node.instance_id].max_prompt_tokens == 16)
+    caplog.clear()
+    for num_tokens, place in ((16, "remote"), (17, "local")):
+        prompt = fresh_prompt(num_tokens, seed=3)
+        answer = await pair.ask(one, prompt, place="remote")
+        assert await answer.whole() == pair.undisturbed(prompt)
+        assert answer.report is not None and answer.report.place == place
+    assert answer.report.reason == "no prefill worker"
+    assert not [each for each in caplog.records if each.levelname == "WARNING"]
+
+
+async def test_a_ticket_beyond_its_context_is_left_to_other_workers(pair: Pair) -> None:
+    pair.two.node.max_prompt_tokens = 16  # not yet known to the other one
+    prompt = fresh_prompt(21, seed=4)
+    answer = await pair.ask(pair.one, prompt, place="remote")
+    assert await answer.whole() == pair.undisturbed(prompt)
+    assert answer.report is not None and answer.report.place == "local"
+
+
 @pytest.mark.parametrize(("role", "num_tokens"), [("both", 16), ("prefill", 16), ("decode", 2048)])
 async def test_a_worker_that_begins_with_the_prompts_of_others_has_the_device_s_longest_steps(
     role: WorkerRole,
@@ -96,7 +123,7 @@ async def test_a_worker_leaves_tickets_while_another_should_take_them(
     limits = {"policy": "always_remote", "claim_timeout_ms": 60_000, "itl_target_ms": 1000}
     async with Pair(runtime_config, tiny_model, **limits) as pair:
         two, looks = pair.two.worker, []
-        two.engine.limit_steps(1000)
+        two.engine.aim(1000)
         with monkeypatch.context() as patch:
             patch.setattr(two, "leaves_tickets", lambda load: looks.append(load) or True)
             answer = await pair.ask(pair.one, fresh_prompt(21, seed=1))
@@ -117,7 +144,6 @@ async def test_the_loads_of_others_decide_who_takes_tickets(pair: Pair) -> None:
     await eventually(lambda: other in view._instances)
     view.on_load(f"load.{other}", encode(idle.report(other, "e", "both")))
     assert one.leaves_tickets(busy) and not one.leaves_tickets(idle)
-    assert not one.leaves_tickets(replace(busy, costs=replace(costs, has_target=False)))
     view.on_load(f"load.{other}", encode(busy.report(other, "e", "both")))
     assert not one.leaves_tickets(busy)
 

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from tandem.runtime.errors import TransferError
+from tandem.runtime.extras import install_command
 from tandem.transfer.libraries import loading, quietly, translated
 from tandem.transfer.transport import BlockGrid
 from tandem.transfer.ucx.wire import MAX_MESSAGE_BYTES, PAYLOAD_TAG_BITS
@@ -205,7 +206,7 @@ def _load_library() -> tuple[Any, Any]:
             ucx = importlib.import_module("ucxx._lib.libucxx")
             array = importlib.import_module("ucxx._lib.arr").Array
     except ImportError as exc:
-        raise TransferError("ucxx is not installed (pip install 'tandem-serve[ucx]')") from exc
+        raise TransferError(f"ucxx is not installed ({install_command('ucx')})") from exc
     finally:
         # Importing it sets more of them, which children would follow.
         for key in [key for key in os.environ if key.startswith("UCX") and key not in before]:

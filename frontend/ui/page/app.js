@@ -17,7 +17,7 @@ function show(state) {
 
 async function follow() {
   const response = await ask("/ui/states");
-  byId("key-form").hidden = response.status !== 401;
+  byId("key-form").hidden = ![401, 403].includes(response.status);
   if (!response.ok) throw new Error(await failure(response));
   for await (const data of events(response)) {
     show(JSON.parse(data));

@@ -49,8 +49,22 @@ export const ms = (value) =>
 const STORED = "tandem-key";
 export const storeKey = (key) => sessionStorage.setItem(STORED, key);
 
+// The key of a link is for all tabs, and leaves the address. A key that was typed is for its tab alone.
+function takeKeyOfLink() {
+  const key = new URLSearchParams(location.hash.slice(1)).get("key");
+  if (!key) return false;
+  localStorage.setItem(STORED, key);
+  sessionStorage.removeItem(STORED);
+  history.replaceState(null, "", location.pathname);
+  return true;
+}
+takeKeyOfLink();
+addEventListener("hashchange", () => {
+  if (takeKeyOfLink()) location.reload();
+});
+
 export function ask(path, options = {}) {
-  const key = sessionStorage.getItem(STORED);
+  const key = sessionStorage.getItem(STORED) ?? localStorage.getItem(STORED);
   const headers = { ...options.headers, ...(key ? { authorization: `Bearer ${key}` } : {}) };
   return fetch(path, { ...options, headers, cache: "no-store" });
 }

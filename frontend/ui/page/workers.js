@@ -28,7 +28,8 @@ function updateCard(card, worker) {
   card.worker = worker;
   card.classList.toggle("stopped", worker.is_stopped);
   const [used, cached] = card.querySelectorAll(".bar i");
-  const share = (num) => (worker.num_blocks ? (100 * num) / worker.num_blocks : 0);
+  const hasPool = worker.num_blocks > 0; // that it tells of
+  const share = (num) => (hasPool ? (100 * num) / worker.num_blocks : 0);
   used.style.width = `${share(worker.num_used_blocks)}%`;
   cached.style.width = `${share(worker.num_cached_blocks)}%`;
   card.setAttribute("aria-label", `worker ${shortId(worker.id)}`);
@@ -45,8 +46,10 @@ function updateCard(card, worker) {
   );
   setText(
     card.querySelector(".pool"),
-    `KV pool: ${Math.round(share(worker.num_used_blocks))} % in use, ` +
-      `${Math.round(share(worker.num_cached_blocks))} % cached, of ${worker.num_blocks} blocks`,
+    hasPool
+      ? `KV pool: ${Math.round(share(worker.num_used_blocks))} % in use, ` +
+          `${Math.round(share(worker.num_cached_blocks))} % cached, of ${worker.num_blocks} blocks`
+      : "KV pool: not reported",
   );
 }
 

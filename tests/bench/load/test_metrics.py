@@ -95,8 +95,11 @@ def test_time_to_first_token_is_split_by_the_place_of_prefill() -> None:
         record(0.0, 0.0, (0.3,), 0.3, num_output_tokens=1, prefill_place="remote"),
         record(0.0, 0.0, (0.5,), 0.5, num_output_tokens=1, prefill_place="remote"),
     ]
+    records[1].prefill_reason = "uncached 412 > max_local_prefill_length 200"
+    records[2].prefill_reason = "uncached 413 > max_local_prefill_length 200"
     summary = summarize(records, {})
     assert summary.prefill_places == {"local": 1, "remote": 2}
+    assert summary.prefill_reasons == {"remote: uncached N > max_local_prefill_length N": 2}
     assert summary.latencies_ms["ttft_local"].p50 == pytest.approx(100)
     assert summary.latencies_ms["ttft_remote"].p50 == pytest.approx(400)
 

@@ -191,6 +191,7 @@ def test_a_trace_stops_at_its_limit_and_is_sorted_by_time(tmp_path: Path) -> Non
         ("not json", "t.jsonl:2"),
         ('{"timestamp": 1, "input_length": 5}', "t.jsonl:2.*output_length"),
         ('{"timestamp": 1, "input_length": 0, "output_length": 1}', "at least 1 token"),
+        ("not json", "Mooncake's.*Azure's.*BurstGPT's"),
     ],
 )
 def test_a_bad_trace_line_is_refused_with_its_number(
@@ -198,6 +199,66 @@ def test_a_bad_trace_line_is_refused_with_its_number(
 ) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text(TRACE.splitlines()[0] + "\n" + line)
+    with pytest.raises(ConfigError, match=reason):
+        read_trace(path)
+
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,396,109
+2024-11-16 18:15:50.995169+00:00,879,0
+"""
+BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,ChatGPT,472,18,490,Conversation log
+45.5,GPT-4,1087,230,1317,Conversation log
+118,ChatGPT,417,0,417,Conversation log
+"""
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (AZURE, [(0, 374, 44), (4315, 396, 109)]),
+        (BURSTGPT, [(0, 472, 18), (40_500, 1087, 230)]),
+        ("\n".join(TRACE.splitlines()[:2]), [(0, 1100, 50), (500, 1536, 3)]),
+        (f"[\n{','.join(TRACE.splitlines()[:2])}]", [(0, 1100, 50), (500, 1536, 3)]),
+    ],
+    ids=["azure", "burstgpt", "lines", "list"],
+)
+def test_a_trace_may_be_of_any_format(
+    text: str, expected: list[tuple[float, int, int]], end: str, mark: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes((mark + text.replace("\n", end)).encode())
+    entries = read_trace(path)
+    start = entries[0].timestamp
+    found = [(round(e.timestamp - start), e.input_length, e.output_length) for e in entries]
+    assert found == expected
+    assert read_trace(path, limit=1) == entries[:1]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("time,tokens\n1,2\n", r"t:1: not a header.*ContextTokens.*Request tokens"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n", r"t:2: .*yesterday"),
+        ("Timestamp,Request tokens,Response tokens\n1,5\n", r"t:2: .*index"),
+        ("Timestamp,Request tokens,Response tokens\nnan,5,5\n", r"t:2: timestamp"),
+        ("Timestamp,Request tokens,Response tokens\n1,-5,5\n", r"t:2: .*at least 1"),
+        ("Timestamp,Request tokens,Response tokens\n1,0,5\n", r"no requests"),
+        ('[{"timestamp": 1}]', r"t: not a trace entry.*input_length"),
+        ('[{"timestamp": 1, "input_length": 1, "output_length": 0}]', r"t\[0\]: .*at least 1"),
+        ("", "no requests"),
+        (b"\xff\xfe", "not text in UTF-8; a trace is"),
+    ],
+)
+def test_a_bad_trace_names_its_line_and_the_formats(
+    text: str | bytes, reason: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "t"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigError, match=reason):
         read_trace(path)
 

@@ -146,5 +146,5 @@ def test_auto_chooses_transformers_or_names_the_extra(
     save(tmp_path, "stablelm", {})
     assert choose_model_config(tmp_path, "auto").architecture.code
     monkeypatch.setattr("tandem.engine.models.model_code.find_spec", lambda name: None)
-    with pytest.raises(ModelError, match=r"tandem-serve\[transformers\]"):
+    with pytest.raises(ModelError, match=r"pip install 'transformers"):
         choose_model_config(tmp_path, "auto")

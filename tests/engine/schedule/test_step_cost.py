@@ -1,7 +1,9 @@
 import random
+import statistics
 from collections.abc import Callable
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -205,3 +207,28 @@ def test_a_known_cost_is_what_was_reported_and_learning_goes_on_from_there() -> 
     slower = prefill_beside(cost, device(per_token_s=1e-4), 32, 10_000)
     assert all(took <= LIMIT_S for _, took in slower[8:])
     assert cost.prompt_s[1] > 3 * reported.prompt_s[1]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_prompts_are_learned_right_beside_decodes_of_a_device_that_hides_a_share(
+    share: float,
+) -> None:
+    """A device that reads its weights, 7 ms, while it multiplies does not take the sum."""
+
+    def seconds(chunks: list[Chunk]) -> float:
+        work = work_of(chunks)
+        prompts_s = 1e-3 + work.num_prompt_tokens * 4e-5
+        hidden_s = share * min(7e-3, prompts_s)
+        return 7e-3 + work.num_decodes * 3e-5 + prompts_s - hidden_s
+
+    measured = StepCosts((7e-3, 3e-5, 0.0), (1e-3, 4e-5, 0.0), LIMIT_S, 2048, 512)
+    cost = StepCost.known(msgspec.structs.replace(measured, hidden_share=share))
+    alone, start, took = decodes(32), 0, []
+    while start < 50_000:
+        chunks = [*alone, prompt(start, cost.room(work_of(alone), start))]
+        cost.observe(chunks, seconds(chunks))
+        took.append(seconds(chunks))
+        start = chunks[-1].end
+    assert cost.prompt_s[1] == pytest.approx(4e-5, rel=0.1)
+    assert max(took) <= LIMIT_S
+    assert statistics.fmean(took[1:]) == pytest.approx(0.9 * LIMIT_S, rel=0.1)

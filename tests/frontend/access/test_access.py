@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import itertools
 import logging
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,22 @@ import anthropic
 import openai
 import pytest
 
+from tandem.frontend.access import limits
 from tandem.frontend.config import FrontendConfig
+from tandem.runtime.context import RequestContext
+from tandem.runtime.errors import ConnectionLostError, InvalidRequestError
+from tandem.runtime.messages import GenerateRequest, TokenDelta, encode
+from tandem.runtime.plane.server import Responder
 from tandem.runtime.watched_files import WatchedFiles
-from tests.frontend.frontend_stack import MODEL, Stack, answer_with, one_token_then_wait
+from tests.frontend.frontend_stack import (
+    MODEL,
+    REPORT,
+    Script,
+    Stack,
+    answer_with,
+    one_token_then_wait,
+    token_ids,
+)
 from tests.services import eventually
 
 BODY: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
@@ -139,13 +153,103 @@ async def test_tokens_are_reserved_while_an_answer_runs_and_settled_after_it() -
         assert len(stack.worker.requests) == 1
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        await eventually(lambda: stack.server.handler._num_answering == 0)
+        await eventually(lambda: stack.server.handler._answering.num_taken == 0)
         stack.worker.script = answer_with("Hi")
         answered = await ask(max_tokens=20)
         used = answered.json()["usage"]["total_tokens"]
         assert answered.status_code == 200 and used < 41
         left = int((await ask(max_tokens=1)).headers["x-ratelimit-remaining-tokens"])
         assert 100 - 22 - used - 22 <= left <= 100 - 22 - used - 22 + 10  # it grows meanwhile
+
+
+ENDS: dict[str, Exception | str] = {
+    "stop": "stop",
+    "length": "length",
+    "a bug": RuntimeError("a bug"),
+    "refused": InvalidRequestError("not this grammar"),
+    "lost": ConnectionLostError("killed"),
+    "left": "",  # by the client
+}
+
+
+def ending(num_tokens: int, end: Exception | str, sent: asyncio.Event) -> Script:
+    """Sends as many tokens, one by one, and ends so."""
+
+    async def script(_: GenerateRequest, context: RequestContext, responder: Responder) -> None:
+        for number, token in enumerate(token_ids("abcdefgh")[:num_tokens]):
+            report = None if number else REPORT
+            responder.send(encode(TokenDelta([token], prefill=report)))
+        if isinstance(end, Exception):
+            raise end
+        if end == "stop":
+            last = TokenDelta([], finish_reason="stop", stop_token_id=0, prefill=REPORT)
+            responder.send(encode(last))
+        elif end == "length":
+            responder.send(encode(TokenDelta([], finish_reason="length", prefill=REPORT)))
+        else:
+            sent.set()
+            await context.cancelled()
+
+    return script
+
+
+@pytest.mark.parametrize("end", ENDS)
+async def test_tokens_are_charged_however_a_request_ends(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "_MINUTE_S", 1e12)  # nothing comes back by itself
+    config = FrontendConfig(
+        port=0, api_keys=entry("alice", "tokens_per_minute=1000000"), migration_limit=0, exclude_s=0
+    )
+    async with Stack(config=config) as stack:
+        (client,) = stack.server.access._clients.values()
+        assert client._tokens is not None
+        for stream, limit, num_tokens, path in itertools.product(
+            (True, False),
+            ({}, {"max_tokens": 8}),
+            (0, 1, 5),
+            ("/v1/chat/completions", "/v1/messages"),
+        ):
+            if path == "/v1/messages":
+                limit = {"max_tokens": 8}  # which it always has
+            sent = asyncio.Event()
+            stack.worker.script = ending(num_tokens, ENDS[end], sent)
+            before = client._tokens.level
+            body = BODY | limit | {"stream": stream}
+            asking = asyncio.create_task(stack.http.post(path, json=body, headers=bearer("alice")))
+            if end == "left":
+                await sent.wait()
+                asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            await eventually(lambda: not stack.server.handler._contexts)
+            charged = before - client._tokens.level
+            case = (stream, limit, num_tokens, path)
+            num_paid = 21 + num_tokens + (end == "stop")  # the token that stops is one, too
+            is_ours = end in ("a bug", "lost") and num_tokens == 0
+            if end == "left" and num_tokens:  # the client left before or after they came
+                assert 21 <= charged <= 21 + num_tokens, case
+            else:
+                assert charged == pytest.approx(0 if is_ours else num_paid, abs=0.01), case
+
+
+async def test_a_caller_who_always_leaves_before_the_first_token_is_refused_in_the_end() -> None:
+    async with keyed(entry("alice", "tokens_per_minute=100")) as stack:
+        stack.worker.script = ending(0, "", sent := asyncio.Event())
+        for _ in range(4):  # prompts of 21
+            sent.clear()
+            asking = asyncio.create_task(
+                stack.http.post("/v1/chat/completions", json=BODY, headers=bearer("alice"))
+            )
+            await sent.wait()
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            await eventually(lambda: not stack.server.handler._contexts)
+        limited = BODY | {"max_tokens": 30}
+        refused = await stack.http.post(
+            "/v1/chat/completions", json=limited, headers=bearer("alice")
+        )
+        assert refused.status_code == 429
+        assert int(refused.headers["x-ratelimit-remaining-tokens"]) < 50
 
 
 async def test_a_stored_response_is_the_keys_own() -> None:
@@ -187,3 +291,22 @@ async def test_a_file_of_keys_is_read_again_after_a_change(
         assert await status("bob") == 200
         file.write_text(entry("bob"))
         await becomes("alice", 401)
+
+
+async def test_one_key_leaves_others_room_for_their_requests() -> None:
+    async with keyed(entry("alice"), entry("bob"), max_inflight_requests=4) as stack:
+        stack.worker.script = one_token_then_wait
+        path = "/v1/chat/completions"
+        running = [
+            asyncio.create_task(stack.http.post(path, json=BODY, headers=bearer("alice")))
+            for _ in range(2)
+        ]
+        await eventually(lambda: len(stack.worker.requests) == 2)
+        refused = await stack.http.post(path, json=BODY, headers=bearer("alice"))
+        assert refused.status_code == 429 and refused.json()["error"]["code"] == "too_many_requests"
+        stack.worker.script = None
+        assert (await stack.http.post(path, json=BODY, headers=bearer("bob"))).status_code == 200
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await eventually(lambda: stack.server.handler._answering.num_taken == 0)

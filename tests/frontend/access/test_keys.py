@@ -21,10 +21,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_a_list_has_names_hashes_and_limits() -> None:
-    text = f"# keys\nalice {HASH} requests_per_minute=3 metrics # first\n\nbob {'cd' * 32}"
+def test_a_list_has_names_hashes_limits_and_scopes() -> None:
+    text = f"# keys\nalice {HASH} metrics requests_per_minute=3 operator # 1st\n\nbob {'cd' * 32}"
     assert parse_keys(text, "list") == [
-        ApiKey("alice", bytes.fromhex(HASH), 3, None, True),
+        ApiKey("alice", bytes.fromhex(HASH), 3, None, frozenset({"operator", "metrics"})),
         ApiKey("bob", bytes.fromhex("cd" * 32)),
     ]
     assert parse_keys(f"a {HASH};b {'cd' * 32}", "list")[1].name == "b"
@@ -78,15 +78,14 @@ def test_requests_beyond_the_limit_wait_for_their_share_of_the_minute(clock: lis
 
 def test_reservations_are_exact_and_what_was_not_used_comes_back(clock: list[float]) -> None:
     client = Client(ApiKey("a", b"", tokens_per_minute=100))
-    client.reserve(60)
+    first = client.charge(8, 52)
     with pytest.raises(RateLimitError):
-        client.reserve(41)
-    client.reserve(40)
-    client.settle(60, 10)
-    client.settle(40, 0)
+        client.charge(1, 40)
+    second = client.charge(1, 39)
+    first.end(2, is_returned=False)
+    second.end(0, is_returned=True)
     assert dict(client.headers())[b"x-ratelimit-remaining-tokens"] == b"90"
-    client.reserve(5)
-    client.settle(5, 185)  # an answer without a limit of its own
+    client.charge(5, 0).end(180, is_returned=False)  # an answer without a limit of its own
     with pytest.raises(RateLimitError) as caught:
         client.admit()
     assert caught.value.retry_after_s == pytest.approx(57.6)  # 95 of debt and one token
@@ -96,11 +95,11 @@ def test_reservations_are_exact_and_what_was_not_used_comes_back(clock: list[flo
 
 def test_a_request_larger_than_the_limit_needs_a_full_bucket(clock: list[float]) -> None:
     client = Client(ApiKey("a", b"", tokens_per_minute=100))
-    client.reserve(1)
+    client.charge(1, 0)
     with pytest.raises(RateLimitError):
-        client.reserve(500)
+        client.charge(300, 200)
     clock[0] += 1.0
-    client.reserve(500)
+    client.charge(300, 200)
 
 
 def test_a_bucket_never_holds_more_than_its_limit(clock: list[float]) -> None:

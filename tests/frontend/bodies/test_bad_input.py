@@ -18,12 +18,6 @@ CALL = {"id": "x", "type": "function", "function": {"name": "f", "arguments": "{
 ANSWER = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 
 
-def called(arguments: str) -> dict[str, object]:
-    """An assistant's message with a call of these arguments."""
-    function = {"name": "f", "arguments": arguments}
-    return {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}
-
-
 BAD_CHATS: list[tuple[dict[str, object], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": None}, "messages"),
@@ -45,9 +39,6 @@ BAD_CHATS: list[tuple[dict[str, object], str]] = [
     ({"messages": [ANSWER | {"tool_call_id": "x"}]}, "messages[0].tool_call_id"),
     ({"messages": [{"role": "tool", "tool_call_id": "x"}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": "", "reasoning": "x"}]}, "messages[0].reasoning"),
-    ({"messages": [called("{")]}, "messages[0].tool_calls[0].function.arguments"),
-    ({"messages": [called("[]")]}, "messages[0].tool_calls[0].function.arguments"),
-    ({"messages": [called("[" * 100_000)]}, "messages[0].tool_calls[0].function.arguments"),
     ({"messages": [{"role": "assistant", "tool_calls": [CALL] * 4097}]}, "messages[0].tool_calls"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": -1}, "max_tokens"),
@@ -55,7 +46,6 @@ BAD_CHATS: list[tuple[dict[str, object], str]] = [
     ({"max_tokens": 1.5}, "max_tokens"),
     ({"max_tokens": True}, "max_tokens"),
     ({"max_completion_tokens": 0}, "max_completion_tokens"),
-    ({"max_tokens": CONTEXT_LENGTH}, "max_tokens"),
     ({"temperature": -0.1}, "temperature"),
     ({"temperature": 2.1}, "temperature"),
     ({"temperature": "1"}, "temperature"),
@@ -87,6 +77,8 @@ BAD_CHATS: list[tuple[dict[str, object], str]] = [
     ({"repetition_penalty": 1e-40}, "repetition_penalty"),
     ({"repetition_penalty": 5e-324}, "repetition_penalty"),
     ({"max_tokens": 10**400}, "max_tokens"),
+    ({"bad_words": [""]}, "bad_words[0]"),
+    ({"allowed_token_ids": [1] * 16385}, "allowed_token_ids"),
     ({"max_completion_tokens": 2**31}, "max_completion_tokens"),
     ({"min_tokens": 2**63 - 1}, "min_tokens"),
     ({"n": 10**30}, "n"),
@@ -97,7 +89,6 @@ BAD_CHATS: list[tuple[dict[str, object], str]] = [
     ({"stop_token_ids": [99999]}, "stop_token_ids"),
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"tools": [TOOL, TOOL]}, "tools[1].function.name"),
-    ({"tools": [TOOL | {"type": "web_search"}]}, "tools[0].type"),
     ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
     (
         {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
@@ -124,16 +115,12 @@ BAD_CHATS: list[tuple[dict[str, object], str]] = [
     ({"guided_regex": "a", "guided_json": {}}, "guided_regex"),
     ({"structured_outputs": {}}, "structured_outputs"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice"),
-    ({"structured_outputs": {"a\n": 1}}, "structured_outputs.a\\n"),
-    ({"structured_outputs": {"disable_fallback": True}}, "structured_outputs.disable_fallback"),
+    ({"structured_outputs": {"disable_fallback": True}}, "structured_outputs"),
     ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
     ({"functions": []}, "functions"),
     ({"audio": {"voice": "x"}}, "audio"),
-    ({"store": True}, "store"),
-    ({"service_tier": "flex"}, "service_tier"),
-    ({"something_new": 1}, "something_new"),
+    ({"chat_template": "x"}, "chat_template"),
     ({"model": None}, "model"),
-    ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
     ({"messages": [{"role": "user", "content": "Hi"}] * 2049}, "messages"),
     (
         {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 4097}]},
@@ -203,7 +190,7 @@ async def test_each_bad_field_of_a_completion_is_a_400_that_names_it(stack: Stac
 
 
 async def test_an_error_repeats_no_more_of_a_name_than_its_beginning(stack: Stack) -> None:
-    for fields in ({"x" * 60_000: 1}, {"model": "x" * 60_000}):
+    for fields in ({"tool_choice": "x" * 60_000}, {"model": "x" * 60_000}):
         error = error_of(await stack.http.post("/v1/chat/completions", json=CHAT | fields))
         assert "xxx" in str(error["message"]) and len(json.dumps(error)) < 500
 
@@ -288,8 +275,8 @@ async def test_a_body_that_does_not_come_is_a_408() -> None:
         host, _, port = stack.server.address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-            b"content-length: 5\r\n\r\n{"
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+            b"content-type: application/json\r\ncontent-length: 5\r\n\r\n{"
         )
         answer = await reader.read()  # to the end of the connection
         assert b" 408 " in answer and b"connection: close" in answer

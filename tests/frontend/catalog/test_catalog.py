@@ -255,6 +255,35 @@ async def test_one_card_does_not_take_a_model_down(
     await discovery.close()
 
 
+async def test_a_frontend_that_has_just_started_knows_no_model_yet_and_says_so(
+    stack: Stack,
+) -> None:
+    for path in ("/health", f"/v1/models/{MODEL}", f"/v1/models/{MODEL}/ready"):
+        response = await stack.http.get(path)
+        assert response.status_code == 503 and response.headers["retry-after"] == "1"
+    response = await stack.chat()
+    assert response.status_code == 503 and "just started" in response.text
+    worker = FakeWorker(stack.store, stack.listeners)
+    early = MemoryDiscovery(stack.store)
+    await register_model(early, "tandem", worker.card())  # before its instance
+    response = await stack.chat()
+    assert response.status_code == 503 and "being loaded" in response.text
+    assert (await stack.chat(model="other")).status_code == 404
+    await early.close()
+    worker = await add(stack, MODEL, "a.b.c")
+    assert await answered_by(stack, MODEL) == worker.instance_id
+    assert (await stack.chat(model="other")).status_code == 404
+
+
+async def test_a_frontend_that_has_run_for_a_while_without_a_worker_knows_no_model() -> None:
+    async with Stack(num_workers=0, config=FrontendConfig(port=0, model_grace_s=0.5)) as stack:
+        assert (await stack.chat()).status_code == 503
+        while (await stack.chat()).status_code == 503:
+            await asyncio.sleep(0.02)
+        response = await stack.chat()
+        assert response.status_code == 404 and "none now" in response.text
+
+
 async def test_a_model_without_a_worker_is_known_for_a_while_and_then_forgotten() -> None:
     config = FrontendConfig(port=0, model_grace_s=2, return_wait_s=0)
     async with Stack(config=config) as stack:

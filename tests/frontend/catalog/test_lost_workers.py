@@ -3,10 +3,12 @@
 import asyncio
 import socket
 
+import httpx
 import pytest
 
 from tandem.frontend.config import FrontendConfig
 from tandem.runtime.errors import OverloadedError
+from tests.frontend.access.test_access import bearer, entry
 from tests.frontend.frontend_stack import ANSWER, Stack
 from tests.frontend.generation.cut_answers import TEXT_AND_LOGPROBS, Cut, ask, telling
 from tests.services import eventually
@@ -141,9 +143,9 @@ async def test_a_new_request_waits_for_the_return_of_the_last_worker_or_for_anot
 ) -> None:
     Cut(stack, 0, None, vanishes=True)
     asking = [asyncio.create_task(stack.chat(stream=stream)) for stream in (False, True)]
-    await eventually(lambda: stack.server.handler._deps.num_waiting == 2)
+    await eventually(lambda: stack.server.handler._deps.waiting.num_taken == 2)
     asking.append(asyncio.create_task(stack.chat()))  # it finds no worker
-    await eventually(lambda: stack.server.handler._deps.num_waiting == 3)
+    await eventually(lambda: stack.server.handler._deps.waiting.num_taken == 3)
     if is_successor:
         await stack.worker.discovery.close()
         await stack.add_worker()
@@ -151,7 +153,7 @@ async def test_a_new_request_waits_for_the_return_of_the_last_worker_or_for_anot
         stack.worker.script = telling(ANSWER)
         await stack.worker.come_back()
     assert [response.status_code for response in await asyncio.gather(*asking)] == [200] * 3
-    assert stack.server.handler._deps.num_waiting == 0
+    assert stack.server.handler._deps.waiting.num_taken == 0
 
 
 async def test_some_time_after_the_loss_new_requests_are_refused_at_once() -> None:
@@ -177,10 +179,28 @@ async def test_of_new_requests_only_so_many_wait() -> None:
     async with Stack(config=config) as stack:
         await stack.worker.leave()
         waiting = [asyncio.create_task(stack.chat()) for _ in range(2)]
-        await eventually(lambda: stack.server.handler._deps.num_waiting == 2)
+        await eventually(lambda: stack.server.handler._deps.waiting.num_taken == 2)
         assert (await stack.chat()).status_code == 503
         await stack.add_worker()
         assert [response.status_code for response in await asyncio.gather(*waiting)] == [200] * 2
+
+
+async def test_one_key_leaves_others_room_to_wait() -> None:
+    keys = f"{entry('alice')};{entry('bob')}"
+    config = FrontendConfig(port=0, max_waiting_requests=4, return_wait_s=600, api_keys=keys)
+    async with Stack(config=config) as stack:
+        await stack.worker.leave()
+
+        def ask(name: str) -> asyncio.Task[httpx.Response]:
+            return asyncio.create_task(stack.chat(headers=bearer(name)))
+
+        waiting = [ask("alice"), ask("alice")]
+        await eventually(lambda: stack.server.handler._deps.waiting.num_taken == 2)
+        assert (await ask("alice")).status_code == 503
+        waiting.append(ask("bob"))
+        await eventually(lambda: stack.server.handler._deps.waiting.num_taken == 3)
+        await stack.add_worker()
+        assert [response.status_code for response in await asyncio.gather(*waiting)] == [200] * 3
 
 
 async def test_a_worker_that_is_overloaded_is_there_and_its_requests_do_not_wait(

@@ -16,6 +16,8 @@ TEXT = "~hm, ~hello f:x f:y"
 class LetterParser:
     """`~` begins and ends reasoning, `f:` begins a call; what follows is its arguments."""
 
+    is_in_call = False
+
     def __init__(self) -> None:
         self._is_reasoning = False
         self._num_calls = 0
@@ -43,7 +45,7 @@ class LetterParser:
             return [ToolCallDelta(index, id=f"call_{index}", name="f")]
         return [ToolCallDelta(self._num_calls - 1, text) if self._num_calls else Content(text)]
 
-    def finish(self) -> list[Piece]:
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
         return [ToolCallDelta(self._num_calls - 1, ".")] if self._num_calls else []
 
 

@@ -202,7 +202,7 @@ async def test_pipelined_requests_are_answered_in_order(stack: Stack) -> None:
     for content in ("one", "two", "three"):
         body = json.dumps({"model": MODEL, "prompt": content, "echo": True, "max_tokens": 1})
         writer.write(
-            f"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+            f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
             f"x-request-id: {content}\r\n\r\n{body}".encode()
         )

@@ -3,13 +3,15 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from tandem.frontend.bodies.open_bodies import BodyShare, OpenBodies
+from tandem.frontend.access.room import Room
+from tandem.frontend.bodies.open_bodies import BodyShare
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.http.response import DirectResponse
 from tandem.frontend.openai.errors import TooManyRequestsError
@@ -59,7 +61,7 @@ def status_of(answer: bytes) -> int:
 
 @pytest.mark.parametrize(
     "parts",
-    [[b"x" * 3000 + b"\r\nhost: x\r\n\r\n"], [b"x" * 1000, b"x" * 1000, b"x" * 1100]],
+    [[b"x" * 3000 + b"\r\nhost: localhost\r\n\r\n"], [b"x" * 1000, b"x" * 1000, b"x" * 1100]],
     ids=["whole", "without end"],
 )
 async def test_a_head_that_is_too_large_is_a_431(parts: list[bytes]) -> None:
@@ -76,23 +78,45 @@ async def test_heads_one_after_another_are_counted_each_for_itself() -> None:
             assert response.status_code == 200
 
 
-@pytest.mark.parametrize("start", [b"POST /v1/comp", b"GET /live HTTP/1.1\r\nhost: x\r\nx-a: "])
+@pytest.mark.parametrize(
+    "start", [b"POST /v1/comp", b"GET /live HTTP/1.1\r\nhost: localhost\r\nx-a: "]
+)
 async def test_half_a_head_is_a_408(start: bytes) -> None:
     async with Stack(config=FrontendConfig(port=0, head_timeout_s=0.1)) as stack:
         assert status_of(await answer_to(stack, start)) == 408
 
 
-async def test_a_connection_without_a_request_is_closed() -> None:
-    async with Stack(config=FrontendConfig(port=0, keep_alive_s=1)) as stack:
-        for data in (b"", b"\r\n"):
-            assert await answer_to(stack, data) == b""
+@pytest.mark.parametrize("fields", [{"head_timeout_s": 0.3}, {"keep_alive_s": 1}], ids=str)
+async def test_a_connection_that_asks_for_nothing_is_closed(fields: dict[str, Any]) -> None:
+    """At the time of the first head, or between requests, whatever empty lines it sends."""
+    is_first = "head_timeout_s" in fields
+    async with Stack(config=FrontendConfig(port=0, **fields)) as stack:
+        for pause_s in (None, 0.05):
+            async with connected(stack) as (reader, writer):
+                if not is_first:
+                    writer.write(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                    await reader.readuntil(b'{"status":"live"}')
+                answer = asyncio.create_task(reader.read())
+                while pause_s is not None and not answer.done():
+                    writer.write(b"\r\n")
+                    await asyncio.wait([answer], timeout=pause_s)
+                with suppress(ConnectionResetError):  # an empty line that came after the end
+                    assert await answer == b""
+
+
+@pytest.mark.parametrize("line", ["GET /live", "GET /live HTTP/0.9", "GET /live HTTP/2.0"])
+async def test_other_versions_of_http_are_refused(stack: Stack, line: str) -> None:
+    answer = await answer_to(stack, f"{line}\r\nhost: localhost\r\n\r\n".encode())
+    assert status_of(answer) == 400 and b"connection: close" in answer
+    answer = await answer_to(stack, f"{line}\r\n\r\n".encode())
+    assert status_of(answer) == 400 and b"live" not in answer
 
 
 async def test_an_answer_that_takes_longer_than_a_head_may_goes_on() -> None:
     async with Stack(config=FrontendConfig(port=0, head_timeout_s=0.05)) as stack:
         stack.worker.script = one_token_then_wait
         async with connected(stack) as (reader, writer):
-            writer.write(head("1.1", "host: x") + BODY + b"GET /li")
+            writer.write(head("1.1", "host: localhost") + BODY + b"GET /li")
             await reader.readuntil(b"data: ")
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(reader.readuntil(b"HTTP/1.1 408"), 0.3)
@@ -127,7 +151,7 @@ async def test_a_client_that_leaves_after_a_large_body_cancels_its_worker(stack:
     stack.worker.script = one_token_then_wait
     body = BODY + b" " * 200_000  # more than is read without a pause
     async with connected(stack) as (reader, writer):
-        writer.write(head("1.1", "host: x", length=len(body)) + body)
+        writer.write(head("1.1", "host: localhost", length=len(body)) + body)
         await reader.readuntil(b"\r\n\r\n")
     await eventually(lambda: stack.worker.contexts[0].is_cancelled)
 
@@ -172,21 +196,21 @@ async def test_bodies_that_do_not_end_leave_room_for_small_requests() -> None:
     config = FrontendConfig(port=0, max_open_body_bytes=100_000, body_timeout_s=60)
     async with Stack(config=config) as stack:
         async with connected(stack) as (_, first), connected(stack) as (reader, second):
-            large = head("1.1", "host: x", length=90_000) + b" " * 89_000
+            large = head("1.1", "host: localhost", length=90_000) + b" " * 89_000
             first.write(large)
             await first.drain()
-            await eventually(lambda: stack.server.handler._bodies._num_bytes > 70_000)
+            await eventually(lambda: stack.server.handler._bodies.num_taken > 70_000)
             second.write(large)
             answer = await reader.readuntil(b"\r\n\r\n")
             assert status_of(answer) == 429 and b"retry-after: 1" in answer
             assert (await stack.chat()).status_code == 200
-        await eventually(lambda: stack.server.handler._bodies._num_bytes == 0)
+        await eventually(lambda: stack.server.handler._bodies.num_taken == 0)
         assert (await stack.complete(user="x" * 60_000)).status_code == 200
 
 
 def test_the_shares_of_bodies_end_with_them() -> None:
-    bodies = OpenBodies(100_000)
-    one, two = BodyShare(bodies), BodyShare(bodies)
+    bodies = Room(100_000)
+    one, two = BodyShare(bodies, ""), BodyShare(bodies, "")
     one.grow_to(10_000)
     one.grow_to(100_000)
     two.grow_to(16_384)
@@ -211,6 +235,6 @@ async def test_requests_beyond_the_limit_are_a_429() -> None:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        await eventually(lambda: stack.server.handler._num_answering == 0)
+        await eventually(lambda: stack.server.handler._answering.num_taken == 0)
         stack.worker.script = None
         assert (await stack.chat()).status_code == 200

@@ -20,15 +20,16 @@ def chat(**fields: object) -> ChatRequest:
     return parse(ChatRequest, json.dumps(body).encode(), FrontendConfig())
 
 
-def test_a_call_and_its_result_reach_the_template_with_arguments_as_an_object() -> None:
+def test_a_call_and_its_result_reach_the_template_as_the_client_has_them() -> None:
     system, user, answer, result = chat().conversation()
     assert system == {"role": "system", "content": "Be brief."}
     assert user == {"role": "user", "content": "Hi"}
-    function = {"name": "f", "arguments": {"a": 1}}
+    function = {"name": "f", "arguments": '{"a": 1}'}
     assert answer == {
         "role": "assistant",
-        "content": None,
+        "content": "",
         "reasoning_content": "hm",
+        "thinking": "hm",
         "reasoning": "hm",
         "tool_calls": [{"id": "c1", "type": "function", "function": function}],
     }
@@ -54,3 +55,11 @@ def test_the_effort_of_reasoning_reaches_the_template_under_the_names_that_templ
     }
     off = chat(reasoning_effort="none", chat_template_kwargs={"thinking": True, "x": 1})
     assert off.template_variables() == {"enable_thinking": False, "thinking": True, "x": 1}
+
+
+def test_nothing_that_a_model_may_write_in_a_call_is_refused() -> None:
+    for name, arguments in [("", ""), ("x" * 300, None), ("a b\n", '{"a'), ("f", "[" * 100_000)]:
+        function = {"name": name, "arguments": arguments, "description": None}
+        call = {"id": "x" * 400, "function": function, "custom": None, "index": 0}
+        [answer] = chat(messages=[{"role": "assistant", "tool_calls": [call]}]).conversation()
+        assert answer["tool_calls"][0]["function"]["arguments"] == (arguments or "")

@@ -43,9 +43,7 @@ def test_any_body_is_a_request_or_an_error_of_the_caller(
         request = parse(kind, json.dumps(given_fields).encode(), CONFIG)
         biases = request.token_biases
         if isinstance(request, ChatRequest):
-            assert all(
-                type(each["content"]) in (str, type(None)) for each in request.conversation()
-            )
+            assert all(type(each["content"]) is str for each in request.conversation())
         else:
             assert request.prompts(CONFIG)
     except InvalidRequestError:

@@ -118,7 +118,7 @@ CASES: dict[str, Case] = {
     "qwen3-coder: without the outer mark": Case(
         "qwen3_coder", "none", "<function=now>\n</function>", calls=[("now", {})]
     ),
-    "qwen3-coder: cut": Case("qwen3_coder", "none", XML[:60], XML[:60]),
+    "qwen3-coder: cut": Case("qwen3_coder", "none", XML[:20], XML[:20]),
     "llama: JSON": Case(
         "llama3_json", "none", f'{{"name": "{W}", "parameters": {TB}}}', calls=[(W, B)]
     ),

@@ -171,8 +171,13 @@ SHARED_CASES = {
     ),
     "glm: indented": _case("glm45", _glm([CITY]).replace("\n", "\n    "), "", CITY),
     "glm: no end": _case(
-        "glm45", _glm([CITY]).removesuffix("</tool_call>"),
-        _glm([CITY]).removesuffix("</tool_call>"),
+        "glm45", _glm([CITY]).removesuffix("</tool_call>"), "", CITY
+    ),
+    "qwen3-coder: no end": _case(
+        "qwen3_coder", _qwen3_coder([CITY]).removesuffix("\n</function>\n</tool_call>"), "", CITY
+    ),
+    "qwen3-coder: an end is missing between two": _case(
+        "qwen3_coder", _qwen3_coder([CITY, CITY]).replace("\n</tool_call>", "", 1), "", CITY, CITY
     ),
     "llama: the other key": _case(
         "llama3_json", '{"name": "get_weather", "arguments": {"city": "Lima"}}', "", CITY

@@ -1,5 +1,7 @@
 """The store of responses: its bounds, its owners, and the conversations in it."""
 
+import random
+
 import pytest
 
 from tandem.frontend.responses.items import Message
@@ -29,13 +31,63 @@ def test_the_bytes_have_a_bound_whatever_is_put() -> None:
     for number in range(100):
         store.put(str(number), stored("x" * 150 * (number % 7)))
         assert 0 < store._num_bytes <= 20_000
-        assert store._num_bytes == sum(each.num_bytes for each in store._stored.values())
+        check_sums(store)
     store.put("large", stored("x" * 20_000))
     with pytest.raises(NotFoundError):
         store.get("large", "")
-    for number in list(store._stored):
+    for number in list(store._shelves[""].stored):
         store.delete(number, "")
-    assert store._num_bytes == 0
+    check_sums(store)
+    assert store._num_bytes == 0 and not store._shelves
+
+
+def check_sums(store: ResponseStore) -> None:
+    """The counts of the store are those of what is in it."""
+    kept = [each for shelf in store._shelves.values() for each in shelf.stored.values()]
+    assert store._num_responses == len(kept) <= store._max_responses
+    assert store._num_bytes == sum(each.num_bytes for each in kept) <= store._max_bytes
+    assert all(shelf.stored for shelf in store._shelves.values())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nobody_within_a_share_loses_a_response_to_others(seed: int) -> None:
+    draw = random.Random(seed)
+    owners = [f"owner {number}" for number in range(draw.randint(2, 6))]
+    store = ResponseStore(
+        max_responses=draw.randint(10, 40), max_bytes=draw.randint(20_000, 80_000)
+    )
+    kept: dict[str, list[str]] = {owner: [] for owner in owners}
+    sizes: dict[str, int] = {}
+    for number in range(500):
+        owner = owners[min(int(draw.expovariate(1.0)), len(owners) - 1)]  # the first ones put most
+        if kept[owner] and draw.random() < 0.1:
+            store.delete(draw.choice(kept[owner]), owner)
+        else:
+            new = stored("x" * draw.choice((1, 100, 4000)), owner=owner)
+            sizes[str(number)] = new.num_bytes
+            store.put(str(number), new)
+        check_sums(store)
+        now = {each: list(shelf.stored) for each, shelf in store._shelves.items()}
+        present = len({owner, *(each for each in owners if kept[each])})
+        for other in owners:
+            lost = set(kept[other]) - set(now.get(other, []))
+            if other != owner and lost:
+                num_bytes = sum(sizes[each] for each in kept[other])
+                is_over = len(kept[other]) > store._max_responses / present
+                assert is_over or num_bytes > store._max_bytes / present
+        kept = {each: now.get(each, []) for each in owners}
+
+
+def test_a_flood_of_one_owner_leaves_the_others_theirs() -> None:
+    store = ResponseStore(max_responses=8, max_bytes=1_000_000)
+    for number in range(4):
+        store.put(f"b{number}", stored("b", owner="bob"))
+    for number in range(1100):
+        store.put(f"a{number}", stored("a", owner="alice"))
+    assert all(store.get(f"b{number}", "bob") for number in range(4))
+    assert store.get("a1099", "alice")
+    with pytest.raises(NotFoundError):
+        store.get("a1000", "alice")
 
 
 def test_a_response_is_its_owners_alone() -> None:

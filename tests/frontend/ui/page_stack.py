@@ -1,5 +1,6 @@
 """A frontend with its page before a fake worker that reports its status, for tests."""
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -7,7 +8,9 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from pydantic import SecretStr
 
+from tandem.frontend.config import FrontendConfig
 from tandem.launch.config.live import parse_live
 from tandem.launch.config.model import load_config
 from tandem.runtime.cluster_messages import LoadReport, RoleChange, WorkerRole, WorkerStatus
@@ -18,6 +21,7 @@ from tandem.runtime.plane.server import Responder
 from tests.frontend.frontend_stack import MODEL, FakeWorker, Stack, token_ids
 from tests.services import eventually
 
+KEY = "key-of-the-page-in-tests"
 HANDOFF = {
     "received": 0.0, "queued": 1.0, "claimed": 3.0, "computed": 8.0, "first_token": 8.5,
     "landed": 9.0, "verified": 9.5, "first_step": 11.0,
@@ -70,11 +74,39 @@ async def hand_off(request: GenerateRequest, _context: RequestContext, answer: R
     answer.send(encode(TokenDelta([second], finish_reason="length", timeline_ms=HANDOFF)))
 
 
+def page_config(**fields: Any) -> FrontendConfig:
+    return FrontendConfig(port=0, page_key=SecretStr(KEY), **fields)
+
+
 @asynccontextmanager
-async def page_stack(model: str = MODEL, **fields: Any) -> AsyncIterator[Stack]:
+async def page_stack(
+    model: str = MODEL, config: FrontendConfig | None = None
+) -> AsyncIterator[Stack]:
+    """A frontend whose client has the key of the page."""
     parse = partial(parse_live, load_config())
-    async with Stack(num_workers=0, parse_live=parse, **fields) as stack:
+    async with Stack(num_workers=0, parse_live=parse, config=config or page_config()) as stack:
+        stack.http.headers["authorization"] = f"Bearer {KEY}"
         worker = await stack.add_worker(StatusWorker, model=model)
         await eventually(lambda: worker.instance_id in stack.server.catalog.instances)
         await eventually(lambda: bool(stack.server.catalog.models))
         yield stack
+
+
+@asynccontextmanager
+async def states(stack: Stack, **headers: str) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+    """The states of one open page."""
+    async with stack.http.stream("GET", "/ui/states", headers=headers) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+
+        async def parsed() -> AsyncIterator[dict[str, Any]]:
+            async for line in response.aiter_lines():
+                if line:
+                    yield json.loads(line.removeprefix("data: "))
+
+        yield parsed()
+
+
+async def anext_state(stack: Stack) -> dict[str, Any]:
+    async with states(stack) as found:
+        return await anext(found)

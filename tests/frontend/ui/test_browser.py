@@ -19,13 +19,14 @@ from tandem.launch.supervise.child_process import ChildProcess
 from tandem.launch.supervise.ports import is_port_free
 from tandem.runtime import progress
 from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.discovery import config_key
 from tandem.runtime.progress import ProgressBar
 from tandem.runtime.progress_report import reported
 from tests.e2e.cluster import Cluster
 from tests.frontend.access.test_access import entry
 from tests.frontend.frontend_stack import MODEL, Stack
-from tests.frontend.ui.page_stack import StatusWorker, page_stack
-from tests.services import free_port
+from tests.frontend.ui.page_stack import KEY, StatusWorker, page_config, page_stack
+from tests.services import eventually, free_port
 
 playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium")
@@ -37,6 +38,25 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
 ]
+ATTACKS = """async (url) => {
+  const image = () => new Promise((resolve) => {
+    const made = new Image();
+    made.onerror = () => resolve("failed");
+    made.onload = () => resolve("loaded");
+    made.src = `${url}/ui/states?${Math.random()}`;
+  });
+  const json = JSON.stringify({ model: "test/model", prompt: "Hi" });
+  const asked = (path, options) =>
+    fetch(url + path, options).then(() => "answered", () => "failed");
+  return [
+    ...(await Promise.all(Array.from({ length: 4 }, image))),
+    await asked("/ui/config/disagg.policy?value=threshold", { method: "PUT" }),
+    await asked("/v1/models"),
+    await asked("/v1/completions", { method: "POST", body: json }),
+    await asked("/v1/completions",
+      { method: "POST", body: json, headers: { "content-type": "application/json" } }),
+  ];
+}"""
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 
@@ -73,7 +93,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
 async def test_a_newcomer_finds_the_worker_that_is_stopped(
     cluster: Cluster, tab: playwright.Page
 ) -> None:
-    await tab.goto(f"{cluster.base_url}/ui")
+    await tab.goto(cluster.page_url)
     cards = tab.locator(".worker")
     await expect(cards).to_have_count(2)
     await expect(tab.get_by_text("STOPPED")).to_have_count(0)
@@ -96,7 +116,7 @@ async def test_a_newcomer_finds_the_worker_that_is_stopped(
 async def test_a_newcomer_finds_why_prompts_stay_local_and_changes_it_by_keyboard(
     cluster: Cluster, tab: playwright.Page
 ) -> None:
-    await tab.goto(f"{cluster.base_url}/ui")
+    await tab.goto(cluster.page_url)
     await expect(tab.locator(".worker")).to_have_count(2)
     await cluster.complete("one short prompt", max_tokens=2)
     why = tab.locator("#placements li")
@@ -128,7 +148,7 @@ async def test_a_newcomer_finds_the_target_that_is_missed(
 ) -> None:
     await cluster.set_config("disagg.ttft_target_ms", 0.01)
     await cluster.set_config("disagg.itl_target_ms", 60_000.0)
-    await tab.goto(f"{cluster.base_url}/ui")
+    await tab.goto(cluster.page_url)
     await expect(tab.locator(".worker")).to_have_count(2)
     await cluster.complete("a prompt", max_tokens=8)
     rows = tab.locator(".latency")
@@ -141,7 +161,7 @@ async def test_a_newcomer_finds_the_target_that_is_missed(
 async def test_an_answer_of_the_chat_shows_its_own_timeline(
     cluster: Cluster, tab: playwright.Page
 ) -> None:
-    await tab.goto(f"{cluster.base_url}/ui")
+    await tab.goto(cluster.page_url)
     model = tab.locator("#chat-model")
     await expect(model).to_have_value(cluster.model_name)
     await tab.get_by_label("Message").fill("Tell me a story.")
@@ -154,8 +174,9 @@ async def test_an_answer_of_the_chat_shows_its_own_timeline(
 
 
 async def test_a_message_waits_for_a_model(tab: playwright.Page) -> None:
-    async with Stack(num_workers=0, parse_live=partial(parse_live, load_config())) as stack:
-        await tab.goto(f"{stack.url}/ui")
+    parse = partial(parse_live, load_config())
+    async with Stack(num_workers=0, parse_live=parse, config=page_config()) as stack:
+        await tab.goto(page_config().page_url(stack.url))
         message = tab.get_by_label("Message")
         await message.fill("Tell me a story.")
         send = tab.get_by_role("button", name="Send")
@@ -170,7 +191,7 @@ async def test_a_message_waits_for_a_model(tab: playwright.Page) -> None:
 
 
 async def test_a_role_is_changed_and_undone(cluster: Cluster, tab: playwright.Page) -> None:
-    await tab.goto(f"{cluster.base_url}/ui")
+    await tab.goto(cluster.page_url)
     (prefill,) = await cluster.statuses("prefill")
     role = tab.get_by_label(f"Role of worker {prefill.instance.instance_id[:8]}")
     await role.select_option("both")
@@ -189,7 +210,7 @@ async def test_a_worker_that_loads_is_shown_with_its_remaining_time(
     runtime = RuntimeConfig(
         namespace="test", nats_url=cluster.nats.url, etcd_endpoints=cluster.etcd.url
     )
-    await tab.goto(f"{cluster.base_url}/ui")
+    await tab.goto(cluster.page_url)
     starting = tab.locator("#starting li")
     with reported(runtime, "prefill", HOSTILE), ProgressBar("weights", total=10) as bar:
         bar.advance()
@@ -209,13 +230,13 @@ async def test_tandem_ui_shows_a_cluster_without_a_frontend_of_its_own(
     command += ["--nats-url", cluster.nats.url, "--etcd-endpoints", cluster.etcd.url]
     child = await ChildProcess.start([*command, "--namespace", "test"], tmp_path / "ui.log")
     try:
-        url = f"http://127.0.0.1:{port}/ui"
         while is_port_free("127.0.0.1", port):
             assert child.exit_code is None, child.log_tail()
             await asyncio.sleep(0.05)
-        await tab.goto(url)
+        (link,) = re.findall(r"live page: (\S+)", (tmp_path / "ui.log").read_text())
+        assert link.startswith(f"http://127.0.0.1:{port}/ui#key=")
+        await tab.goto(link)
         await expect(tab.locator(".worker")).to_have_count(2)
-        assert f"live page: {url}" in child.log_tail()
     finally:
         await child.stop(15.0)
 
@@ -225,7 +246,7 @@ async def test_the_page_is_readable_on_a_phone_and_all_controls_have_names(
     cluster: Cluster, browser: playwright.Browser, scheme: str
 ) -> None:
     phone = await browser.new_page(viewport={"width": 360, "height": 740}, color_scheme=scheme)
-    await phone.goto(f"{cluster.base_url}/ui")
+    await phone.goto(cluster.page_url)
     await expect(phone.locator(".worker")).to_have_count(2)
     await expect(phone.locator(".control")).to_have_count(5)
     width = await phone.evaluate("document.documentElement.scrollWidth")
@@ -244,15 +265,64 @@ async def test_the_page_is_readable_on_a_phone_and_all_controls_have_names(
 async def test_the_page_asks_for_a_key_and_shows_hostile_names_as_text(
     tab: playwright.Page,
 ) -> None:
-    config = FrontendConfig(port=0, api_keys=entry("alice"))
+    keys = ";".join([entry("alice"), entry("olga", "operator")])
+    config = FrontendConfig(port=0, api_keys=keys)
     async with page_stack(config=config, model=HOSTILE) as stack:
         await tab.goto(f"{stack.url}/ui")
-        key = tab.get_by_label("API key")
+        key = tab.get_by_label("Key")
         await key.fill("key of mallory")
         await tab.keyboard.press("Enter")
         await expect(tab.locator("#connection")).to_contain_text("the API key is not valid")
         await expect(tab.locator("#content")).to_be_hidden()
         await key.fill("key of alice")
         await tab.keyboard.press("Enter")
+        await expect(tab.locator("#connection")).to_contain_text("lacks the option `operator`")
+        await key.fill("key of olga")
+        await tab.keyboard.press("Enter")
         await expect(tab.locator(".worker .name")).to_contain_text(HOSTILE)
         assert await tab.locator("img").count() == 0
+
+
+async def test_the_link_opens_the_page_in_every_tab_of_one_browser(
+    browser: playwright.Browser,
+) -> None:
+    async with page_stack() as stack:
+        link = page_config().page_url(stack.url)
+        for way in ("at once", "from the form"):
+            context = await browser.new_context()
+            tab = await context.new_page()
+            if way == "from the form":
+                await tab.goto(f"{stack.url}/ui")
+                await expect(tab.locator("#connection")).to_contain_text("tandem serve")
+                await expect(tab.get_by_label("Key")).to_be_visible()
+                await expect(tab.locator("#content")).to_be_hidden()
+            await tab.goto(link)
+            await expect(tab.locator(".worker")).to_have_count(1)
+            assert KEY not in tab.url
+            other = await context.new_page()
+            await other.goto(f"{stack.url}/ui")
+            await expect(other.locator(".worker")).to_have_count(1)
+            assert KEY not in await other.content()
+            await context.close()
+
+
+async def test_a_page_of_another_origin_takes_no_place_and_changes_nothing(
+    browser: playwright.Browser,
+) -> None:
+    """The other page is of the same machine, and the browser has the key of the live page."""
+    config = page_config(max_pages=1)
+    async with page_stack(config=config) as stack, Stack() as evil:
+        context = await browser.new_context()
+        tab = await context.new_page()
+        await tab.goto(config.page_url(stack.url))
+        await expect(tab.locator(".worker")).to_have_count(1)
+        await tab.close()
+        await eventually(lambda: not stack.server.recent.is_open)
+        other = await context.new_page()
+        await other.goto(f"{evil.url}/live")
+        told = await other.evaluate(ATTACKS, stack.url)
+        assert told == ["failed"] * len(told)
+        assert not stack.server.recent.is_open
+        assert config_key("tandem", "disagg.policy") not in stack.store.items
+        assert not stack.worker.requests
+        await context.close()

@@ -1,31 +1,33 @@
-"""The page and its stream over HTTP: access, bounds, states, changes."""
+"""The page and its stream over HTTP: bounds, states, changes."""
 
 import asyncio
-import json
 import re
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 from unittest.mock import Mock
 
 import msgspec
 import pytest
-from starlette.requests import Request
 from starlette.types import Message
 
-from tandem.frontend.config import FrontendConfig
 from tandem.frontend.http.exchange import CONNECTION
 from tandem.frontend.ui import collector, pages
 from tandem.frontend.ui import state as state_module
 from tandem.frontend.ui.files import PAGE_PATHS
-from tandem.frontend.ui.pages import is_local
 from tandem.runtime.discovery import config_key
 from tandem.runtime.errors import ModelError
 from tandem.runtime.progress_report import ProgressReport, progress_prefix
-from tests.frontend.access.test_access import bearer, entry
 from tests.frontend.frontend_stack import MODEL, Stack
-from tests.frontend.ui.page_stack import HANDOFF, StatusWorker, hand_off, page_stack
+from tests.frontend.ui.page_stack import (
+    HANDOFF,
+    StatusWorker,
+    anext_state,
+    hand_off,
+    page_config,
+    page_stack,
+    states,
+)
 from tests.services import eventually
 
 PACE = "test_pages_share_one_collector_that_rests_without_them_and_has_its_pace"
@@ -36,27 +38,6 @@ def _quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     """States come faster, but for the test of their pace."""
     if request.node.name != PACE:
         monkeypatch.setattr(collector, "INTERVAL_S", 0.05)
-
-
-@pytest.fixture
-async def page() -> AsyncIterator[Stack]:
-    async with page_stack() as stack:
-        yield stack
-
-
-@asynccontextmanager
-async def states(stack: Stack, **headers: str) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-    """The states of one open page."""
-    async with stack.http.stream("GET", "/ui/states", headers=headers) as response:
-        assert response.status_code == 200
-        assert response.headers["content-type"].startswith("text/event-stream")
-
-        async def parsed() -> AsyncIterator[dict[str, Any]]:
-            async for line in response.aiter_lines():
-                if line:
-                    yield json.loads(line.removeprefix("data: "))
-
-        yield parsed()
 
 
 async def first_with(
@@ -81,54 +62,6 @@ async def test_the_files_of_the_page_come_with_a_strict_policy_and_no_inline_cod
             assert unsafe not in response.text
         assert not re.search(r"<[^>]*\s(on[a-z]+|style)=|<script>|<style>", response.text)
     assert (await page.http.get("/ui/../config.py")).status_code == 404
-
-
-STRANGERS = [
-    {"host": "[::1"},  # no address at all
-    {"host": "tandem.example.org"},  # a name of a stranger's that leads here
-    {"x-forwarded-for": "203.0.113.7"},  # through a proxy on this machine
-    {"origin": "https://evil.example.org"},  # a page of a stranger's in the browser
-]
-
-
-@pytest.mark.parametrize("headers", STRANGERS, ids=str)
-async def test_without_keys_a_stranger_sees_and_changes_nothing(
-    page: Stack, headers: dict[str, str]
-) -> None:
-    worker = page.worker.instance_id
-    for method, path in [
-        ("GET", "/ui"), ("GET", "/ui/states"), ("PUT", "/ui/config/disagg.policy?value=threshold"),
-        ("DELETE", "/ui/config/disagg.policy"), ("PUT", f"/ui/role/{worker}?role=prefill"),
-    ]:  # fmt: skip
-        refused = await page.http.request(method, path, headers=headers)
-        assert refused.status_code == 403, path
-        assert "this machine alone" in refused.json()["error"]["message"]
-    assert config_key("tandem", "disagg.policy") not in page.store.items
-
-
-async def test_without_keys_an_address_beyond_loopback_is_a_stranger() -> None:
-    """The check of the address itself: a test cannot connect from another machine."""
-    for host, port_of in (("203.0.113.7", "127.0.0.1"), ("127.0.0.1", "127.0.0.1")):
-        scope = {
-            "type": "http", "method": "GET", "path": "/ui", "query_string": b"", "scheme": "http",
-            "headers": [(b"host", port_of.encode())], "client": (host, 1), "server": (host, 80),
-        }  # fmt: skip
-        assert is_local(Request(scope)) == (host == "127.0.0.1")
-
-
-async def test_with_keys_the_page_opens_and_all_else_needs_one() -> None:
-    config = FrontendConfig(port=0, api_keys=entry("alice"))
-    async with page_stack(config=config) as stack:
-        for path in PAGE_PATHS:
-            assert (await stack.http.get(path)).status_code == 200
-        for method, path in [
-            ("GET", "/ui/states"), ("PUT", "/ui/config/disagg.policy?value=threshold"),
-            ("DELETE", "/ui/config/disagg.policy"), ("PUT", "/ui/role/x?role=both"),
-        ]:  # fmt: skip
-            assert (await stack.http.request(method, path)).status_code == 401
-        headers = bearer("alice") | {"host": "tandem.example.org"}
-        async with states(stack, **headers) as found:
-            assert (await anext(found))["workers"]
 
 
 async def test_a_state_has_workers_queue_thresholds_placements_and_handoffs(page: Stack) -> None:
@@ -227,13 +160,8 @@ async def test_pages_share_one_collector_that_rests_without_them_and_has_its_pac
     assert not page.server.recent.causes
 
 
-async def anext_state(stack: Stack) -> dict[str, Any]:
-    async with states(stack) as found:
-        return await anext(found)
-
-
 async def test_the_number_of_pages_is_bounded_and_a_page_that_leaves_makes_room() -> None:
-    async with page_stack(config=FrontendConfig(port=0, max_pages=1)) as stack:
+    async with page_stack(config=page_config(max_pages=1)) as stack:
         async with states(stack) as found:
             await anext(found)
             refused = await stack.http.get("/ui/states")
@@ -242,7 +170,7 @@ async def test_the_number_of_pages_is_bounded_and_a_page_that_leaves_makes_room(
             assert refused.headers["retry-after"]
         await eventually(lambda: not stack.server.recent.is_open)
         assert (await anext_state(stack))["workers"]
-    async with page_stack(config=FrontendConfig(port=0, max_pages=0)) as stack:
+    async with page_stack(config=page_config(max_pages=0)) as stack:
         for path in ("/ui", "/ui/app.js", "/ui/states"):
             assert (await stack.http.get(path)).status_code == 404
         value = "/ui/config/disagg.policy?value=threshold"

@@ -114,13 +114,14 @@ def test_a_run_folder_that_others_can_write_to_is_refused(tandem: Tandem, tmp_pa
     assert f"error: --run-dir {shared}: can be written to by other users" in errors
 
 
+@pytest.mark.parametrize("option", ["--port", "--http-port"])
 @pytest.mark.parametrize("command", ["serve", "frontend"])
-def test_a_taken_port_is_refused_with_a_free_one(tandem: Tandem, command: str) -> None:
+def test_a_taken_port_is_refused_with_a_free_one(tandem: Tandem, command: str, option: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen(1)
         port = taken.getsockname()[1]
-        code, _, errors = tandem(command, "--port", str(port))
+        code, _, errors = tandem(command, option, str(port))
     assert code == 2
     assert re.search(rf"port {port} on 127.0.0.1 is taken; \d+ is free: --port \d+", errors)
 

@@ -136,20 +136,37 @@ def test_watch_prints_every_change_as_it_comes(
             watcher.terminate()
 
 
-def test_a_changed_file_is_not_shown_as_if_it_were_in_force(
-    tandem: Tandem, runtime_config: RuntimeConfig, tmp_path: Path
+@pytest.mark.parametrize("source", ["default", "file", "flag", "environment"])
+def test_a_value_of_any_source_is_not_shown_as_if_it_were_in_force(
+    source: str,
+    tandem: Tandem,
+    runtime_config: RuntimeConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "run").mkdir()
-    text = f"engine: {{max_num_seqs: 8}}\ndisagg: {{{KEY.partition('.')[2]}: 5}}\n"
-    (tmp_path / "run" / "decode-0.yaml").write_text(text)
+    started = f"engine: {{max_num_seqs: 8}}\ndisagg: {{{KEY.partition('.')[2]}: 5}}\n"
+    (tmp_path / "run" / "decode-0.yaml").write_text(started)
     file = tmp_path / "tandem.yaml"
-    file.write_text(text.replace("8", "16"))
+    file.write_text(started.replace("8", "16") if source == "file" else "")
+    flags = ["--engine.max_num_seqs=16", f"--{KEY}=5"] if source == "flag" else []
+    if source == "environment":
+        monkeypatch.setenv("TANDEM_ENGINE__MAX_NUM_SEQS", "16")
+        monkeypatch.setenv("TANDEM_DISAGG__MAX_LOCAL_PREFILL_LENGTH", "5")
     with announced(cluster_of(psutil.Process(), runtime_config, tmp_path / "run")):
-        shown = json.loads(tandem("config", "show", "--json", "--config", str(file))[1])
+        shown = json.loads(tandem("config", "show", "--json", "--config", str(file), *flags)[1])
     seqs = shown["engine.max_num_seqs"]
-    assert seqs["value"] == 16
-    assert seqs["origin"] == f"{file}:1, not in force: the cluster was started with 8"
-    assert shown[KEY] == {"value": 5, "origin": f"{file}:2"}
+    mark = ", not in force: the cluster was started with "
+    assert (seqs["value"] == 16) is (source != "default")
+    assert seqs["origin"].endswith(f"{mark}8")
+    origins = {
+        "default": f"default{mark}5",
+        "file": f"{file}:2",
+        "flag": f"flag --{KEY}",
+        "environment": "TANDEM_DISAGG__MAX_LOCAL_PREFILL_LENGTH",
+    }
+    assert shown[KEY]["origin"] == origins[source]
+    assert shown["engine.block_size"]["origin"] == "default"
 
 
 def test_the_advice_for_two_clusters_can_be_followed(

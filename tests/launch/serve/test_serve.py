@@ -125,6 +125,22 @@ def test_the_printed_curl_line_gets_an_answer(served: Served) -> None:
     assert "content" in json.dumps(answer["choices"])
 
 
+def test_the_printed_link_opens_the_live_page_and_nothing_else_has_its_key(served: Served) -> None:
+    (link,) = [line.split()[-1] for line in served.lines if "live page: " in line]
+    page, _, key = link.partition("#key=")
+    stream = urllib.request.Request(f"{page}/states", headers={"authorization": f"Bearer {key}"})
+    with urllib.request.urlopen(stream, timeout=60) as response:
+        assert b"workers" in response.readline()
+    stream.remove_header("Authorization")
+    with pytest.raises(urllib.error.HTTPError, match="401") as refused:
+        urllib.request.urlopen(stream, timeout=60)
+    refused.value.close()
+    commands = [" ".join(psutil.Process(pid).cmdline()) for pid in served.children()]
+    logs = [path.read_text() for path in (served.folder / "run").glob("*.*")]
+    for text in (*commands, *logs, tandem(served, "config", "show")):
+        assert key not in text
+
+
 def test_status_finds_the_cluster_and_shows_every_role(served: Served) -> None:
     report = json.loads(tandem(served, "status", "--json"))
     states = [

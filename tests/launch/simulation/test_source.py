@@ -101,7 +101,7 @@ async def test_a_running_worker_gives_its_learned_costs(
         names = ("namespace", "nats_url", "etcd_endpoints")
         config = config_of(*(f"--runtime.{each}={getattr(runtime_config, each)}" for each in names))
         if costs is None:
-            with pytest.raises(ServiceError, match="none of 1 workers has learned"):
+            with pytest.raises(ServiceError, match="none of 1 workers of m has learned"):
                 await figures_of_cluster(config)
         else:
             figures = await figures_of_cluster(config)
@@ -130,6 +130,34 @@ async def test_the_steps_of_a_cluster_are_as_long_as_those_of_its_prefill_worker
         figures = await figures_of_cluster(config)
     assert figures.costs == msgspec.structs.replace(COSTS, max_tokens=8192)
     assert figures.step_tokens("prefill") == 8192
+
+
+async def test_the_costs_of_two_models_are_not_mixed_up(runtime_config: RuntimeConfig) -> None:
+    other = msgspec.structs.replace(COSTS, max_step_s=0.5)
+    async with contextlib.AsyncExitStack() as stack:
+        for model, costs, block_size in (("a/b", COSTS, 16), ("c", other, 32)):
+            node = await stack.enter_async_context(
+                Node(runtime_config, component="decode", model=model)
+            )
+            instance = node.instance(
+                EndpointAddress(runtime_config.namespace, "decode", "generate")
+            )
+            load = LoadReport(node.instance_id, node.epoch, "both", 0, 0, 0, 77, 77, 0, costs=costs)
+            status = WorkerStatus(instance, "serving", load)
+            node.server.register("status", partial(_send_status, status))
+            await register_instance(node, instance)
+            card = ModelCard(model, 1000, block_size, 256, "", node.instance_id, 0)
+            await register_model(node, runtime_config.namespace, card)
+        names = ("namespace", "nats_url", "etcd_endpoints")
+        config = config_of(*(f"--runtime.{each}={getattr(runtime_config, each)}" for each in names))
+        for model, costs, block_size in (("a/b", COSTS, 16), ("c", other, 32)):
+            figures = await figures_of_cluster(config, model)
+            assert (figures.model, figures.costs) == (model, costs)
+            assert figures.block_size == block_size
+        with pytest.raises(ConfigError, match="choose one, --model; served: a/b, c"):
+            await figures_of_cluster(config)
+        with pytest.raises(ConfigError, match="--model d: no worker serves it; served: a/b, c"):
+            await figures_of_cluster(config, "d")
 
 
 async def _send_status(

@@ -1,6 +1,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ import pytest
 from pydantic import SecretStr
 
 from tandem.launch.cli.session import Session
+from tandem.launch.supervise import local_servers
 from tandem.launch.supervise.child_process import ChildProcess
 from tandem.launch.supervise.local_servers import LocalEtcd, LocalNats, LocalServer
 from tandem.runtime.config import RuntimeConfig
@@ -136,6 +138,54 @@ async def test_only_their_user_reaches_the_services(tmp_path: Path) -> None:
                 await connection.start()
             await connection.close()
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(("version", "is_taken"), [("3.4.9", False), ("3.99.0", True), ("", False)])
+def test_a_newer_etcd_on_the_path_is_preferred(
+    version: str, is_taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "etcd"
+    program.write_text(f"#!/bin/sh\necho 'etcd Version: {version}'\n")
+    program.chmod(0o755)
+    in_wheel = local_servers.etcd_binary()
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert local_servers.etcd_binary() == (program if is_taken else in_wheel)
+
+
+async def test_a_long_tmpdir_leaves_etcd_a_short_path_for_its_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("x" * 90)
+    folder.mkdir()
+    monkeypatch.setattr(local_servers.tempfile, "tempdir", str(folder))
+    async with LocalEtcd(tmp_path) as etcd:
+        assert len(str(etcd.socket)) <= local_servers.MAX_SOCKET_PATH_BYTES
+        sockets = etcd.socket.parent
+        assert sockets.stat().st_mode & 0o77 == 0
+    assert not sockets.exists()
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("length", [77, 78, 90])
+def test_without_a_short_place_the_limit_is_named_before_etcd_starts(
+    length: int, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = tmp_path_factory.mktemp("t")
+    folder = base / ("x" * (length - len(str(base)) - 1))
+    folder.mkdir()
+    monkeypatch.setattr(local_servers.tempfile, "tempdir", str(folder))
+    monkeypatch.setattr(local_servers, "SHORT_PLACES", ("/nowhere",))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    try:
+        sockets = local_servers._folder_of_sockets(len("client:1"))
+    except ServiceError as error:
+        assert "at most 107 bytes" in error.message
+        assert list(folder.iterdir()) == []
+        assert length > 77
+    else:
+        assert length == 77
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(sockets / "client:1"))
 
 
 def test_the_etcd_of_a_served_cluster_stands_for_all_of_it(

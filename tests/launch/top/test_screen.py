@@ -1,5 +1,6 @@
 """The screen of `tandem top`."""
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -28,6 +29,16 @@ def test_a_worker_has_its_load_and_its_kv() -> None:
     assert line_of(board, 1.0, "decode-1") == "decode decode-1 m serving ███▒▒▒░░░░░░ 25% 25% 3 2 4"
     assert line_of(board, 1.0, "7000") == "m d1 7 7000 2 1"
     assert "policy threshold" in line_of(board, 1.0, "thresholds")
+
+
+def test_an_engine_that_reports_no_pool_shows_none() -> None:
+    report = worker("decode-1")
+    assert report.worker is not None
+    load = msgspec.structs.replace(report.worker.load, num_blocks=0, num_free_blocks=0)
+    status = msgspec.structs.replace(report.worker, load=load)
+    board = Board()
+    board.add(0.0, reading(msgspec.structs.replace(report, worker=status)))
+    assert line_of(board, 1.0, "decode-1") == "decode decode-1 m serving - - - 3 2 -"
 
 
 def test_a_stopped_worker_is_named_with_its_last_load_and_the_time_since() -> None:

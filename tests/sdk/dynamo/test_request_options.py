@@ -5,12 +5,14 @@ from array import array
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.messages import pack_tokens
 from tandem.sdk.dynamo.request_options import (
     normalize_request_token_ids,
     parse_logprob_options,
+    serialize_structural_tag,
     token_ids_len,
     token_ids_to_list,
 )
@@ -65,3 +67,13 @@ def test_wrong_logprob_options_are_off_with_a_warning(
     with caplog.at_level(logging.WARNING):
         assert parse_logprob_options({"logprobs": wrong}) == (None, None)
     assert "output_options.logprobs is" in caplog.text
+
+
+class Tag(BaseModel):
+    type: str = "structural_tag"
+
+
+@pytest.mark.parametrize("given", [{"type": "structural_tag"}, Tag(), '{"type": "structural_tag"}'])
+def test_a_structural_tag_of_any_shape_becomes_json(given: Any) -> None:
+    assert serialize_structural_tag(given) == '{"type": "structural_tag"}'
+    assert serialize_structural_tag(None) is None

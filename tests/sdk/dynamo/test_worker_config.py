@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tandem.runtime.cluster_messages import AnswerRules
 from tandem.runtime.errors import ConfigError
 from tandem.sdk import DisaggregationMode, ModelInput
 from tandem.sdk.dynamo.worker_config import WorkerConfig
@@ -15,8 +16,8 @@ from tandem.sdk.engine.health_check import HEALTH_CHECK_KEY
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tool_call_parser", "hermes"),
-        ("reasoning_parser", "qwen3"),
+        ("tool_call_parser", "jamba"),
+        ("reasoning_parser", "granite"),
         ("structural_tag", {"a": 1}),
         ("route_to_encoder", True),
         ("media_decoder", object()),
@@ -50,6 +51,8 @@ def test_a_runtime_config_gives_the_fields_it_has() -> None:
         request_plane="tcp",
         event_plane=None,
         dyn_reasoning_parser="qwen3",
+        dyn_enable_structural_tag=True,
+        structural_tag_scope="always",
         disaggregation_mode=TheirMode.DECODE,
         health_check_payload='{"token_ids": [7]}',
     )
@@ -58,6 +61,7 @@ def test_a_runtime_config_gives_the_fields_it_has() -> None:
     assert (config.model_name, config.served_model_name) == ("folder", "name")
     assert config.model_input is ModelInput.Tokens
     assert config.reasoning_parser == "qwen3"
+    assert config.answer_rules() == AnswerRules(reasoning_format="think", guided_calls="always")
     assert config.disaggregation_mode is DisaggregationMode.DECODE
     assert config.health_check_payload == {"token_ids": [7], HEALTH_CHECK_KEY: True}
     assert config.served_component == "mine"

@@ -9,6 +9,7 @@ from tandem.sdk import (
     ComponentSnapshot,
     Context,
     DisaggregationMode,
+    EngineConfig,
     GenerateRequest,
     LLMEngine,
     StepCosts,
@@ -177,6 +178,33 @@ async def test_a_prompt_is_computed_where_that_is_predicted_to_delay_least(
         assert [bool(extract_prefill_result(each)) for each in placed] == [False, True, True]
         stage.ended(contexts[0])
         assert extract_prefill_result(await stage.prepare(prompt, Context())) is None
+
+
+class ShortPrefill(Prefill):
+    async def start(self, worker_id: int) -> EngineConfig:
+        return EngineConfig(model="tandem-tiny", served_model_name="toy", context_length=11)
+
+
+async def test_a_prefill_engine_is_not_asked_for_a_prompt_beyond_its_context(
+    quick: RuntimeConfig,
+) -> None:
+    short, decode = ShortPrefill(), Decode()
+    async with (
+        serving(short, PREFILL, quick),
+        serving(decode, DECODE, quick) as worker,
+        client_of(worker) as client,
+    ):
+        await answer_of(client, {"token_ids": [7] * 10})
+        await answer_of(client, {"token_ids": [7] * 11})
+        assert [len(each["token_ids"]) for each in short.requests] == [10]
+        long = Prefill()
+        async with serving(long, PREFILL, quick):
+            stage = worker.handler.prefill
+            assert stage is not None
+            await eventually(lambda: len(stage._client.instance_ids()) == 2)
+            for _ in range(4):
+                await answer_of(client, {"token_ids": [7] * 11})
+            assert len(long.requests) == 4 and len(short.requests) == 1
 
 
 def test_step_costs_that_no_step_can_have_are_refused() -> None:

@@ -96,7 +96,7 @@ async def test_one_process_serves_several_models_with_files_of_their_own(
     assert [a["choices"][0]["message"]["content"] for a in answers] == ["one", "two"]
     assert two.requests[0]["token_ids"] == bundled_tokens("Hi")  # by its own template
     assert len(one.requests[0]["token_ids"]) > len(two.requests[0]["token_ids"])
-    too_long = await stack.complete("second", max_tokens=64)
+    too_long = await stack.complete("second", prompt=[1] * 64)
     assert too_long["error"]["code"] == "context_length_exceeded"
 
 
@@ -170,6 +170,7 @@ async def test_a_handler_that_gives_up_and_one_that_fails_differ_for_the_caller(
         ((TOKENS, BOTH), {"kv_cache_block_size": 1.5}, "kv_cache_block_size"),
         ((TOKENS, BOTH), {"migration_limit": -1}, "migration_limit"),
         ((TOKENS, BOTH), {"model_name": ""}, "model_name"),
+        ((TOKENS, BOTH), {"model_name": "mod\udcc3\udca8le"}, "model_name"),
         ((TOKENS, BOTH), {"custom_template_path": "/nowhere"}, "custom_template_path"),
         ((ModelInput.Text, BOTH), {"custom_template_path": "/nowhere"}, "custom_template_path"),
         ((ModelInput.Text, BOTH), {"user_data": {"a": object()}}, "user_data"),

@@ -216,5 +216,5 @@ def test_without_the_library_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "ucxx._lib.libucxx", None)
-    with pytest.raises(TransferError, match=r"pip install 'tandem-serve\[ucx\]'"):
+    with pytest.raises(TransferError, match=r"pip install 'ucxx-cu13>="):
         UcxTransport("alone")

@@ -1,0 +1,180 @@
+"""The places of prompts as a user meets them: nothing is forced, and every start is a fresh one."""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+
+from tandem.launch.serve.topology import TOPOLOGIES
+from tandem.launch.supervise.child_process import ChildProcess
+from tandem.runtime.cluster_messages import RoleChange, WorkerStatus
+from tandem.runtime.context import RequestContext
+from tandem.runtime.messages import encode
+from tests.e2e.cluster import Cluster
+from tests.services import free_port
+
+NUM_ANSWERS = 16  # that run all the time: a prompt beside them delays each
+NUM_PROMPTS = 12
+LONG, SHORT = 1500, 200  # tokens; disagg.max_local_prefill_length is 1000
+READY_TIMEOUT_S = 60.0
+
+Places = Counter[str]  # how many prompts of a kind had which place
+
+
+class Client:
+    """Requests to a frontend, with nothing but what a prompt needs."""
+
+    def __init__(self, url: str, http: aiohttp.ClientSession, seed: str) -> None:
+        self._url, self._http, self._draw = url, http, random.Random(seed)
+        self.reasons: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def answers(self) -> AsyncIterator[None]:
+        """Answers that run meanwhile."""
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(NUM_ANSWERS):
+                response = await stack.enter_async_context(self._ask(100, 7000, stream=True))
+                assert response.status == 200
+                await response.content.readline()  # its first token has come
+            yield
+
+    async def places(self, num_tokens: int) -> Places:
+        """Return the places of prompts that come one after another."""
+        found: Places = Counter()
+        for _ in range(NUM_PROMPTS):
+            async with self._ask(num_tokens, 2) as response:
+                assert response.status == 200, await response.text()
+                found[response.headers["x-tandem-prefill"]] += 1
+                self.reasons.append(response.headers["x-tandem-prefill-reason"])
+        return found
+
+    async def most_go(self) -> None:
+        """Assert where prompts go while many answers run: most long ones away, no short one."""
+        async with self.answers():
+            short, long = await self.places(SHORT), await self.places(LONG)
+        assert short["remote"] == 0, self.reasons
+        assert long["remote"] > NUM_PROMPTS / 2, self.reasons
+
+    def _ask(
+        self, num_tokens: int, max_tokens: int, *, stream: bool = False
+    ) -> "aiohttp.client._BaseRequestContextManager[aiohttp.ClientResponse]":
+        prompt = [self._draw.randrange(3, 1000) for _ in range(num_tokens)]
+        body = {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "stream": stream}
+        model = {"model": "tandem-tiny"}
+        return self._http.post(f"{self._url}/v1/completions", json=body | model)
+
+
+# ---- topologies ---------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def served(topology: str, folder: Path) -> AsyncIterator[Client]:
+    """Run `tandem serve --topology` as a user does, and wait until it is ready."""
+    port = free_port()
+    command = [sys.executable, "-P", "-m", "tandem.launch", "serve", "bundled"]
+    command += ["--topology", topology, "--port", str(port), "--run-dir", str(folder / "run")]
+    environment = os.environ | {"XDG_STATE_HOME": str(folder / "state")}
+    child = await ChildProcess.start(command, folder / "serve.log", env=environment)
+    try:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as http:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                while "ready: http" not in (folder / "serve.log").read_text():
+                    assert child.exit_code is None, child.log_tail()
+                    await asyncio.sleep(0.1)
+            yield Client(f"http://127.0.0.1:{port}", http, topology)
+    finally:
+        await child.stop(30.0)
+
+
+@pytest.mark.parametrize(
+    "topology",
+    ["disagg-1p1d", pytest.param("disagg-2p2d", marks=pytest.mark.slow)],
+)
+async def test_fixed_roles_send_long_prompts_away_from_many_answers(
+    topology: str, tmp_path: Path
+) -> None:
+    async with served(topology, tmp_path) as client:
+        await client.most_go()
+
+
+async def test_workers_of_both_roles_predict_each_place(tmp_path: Path) -> None:
+    async with served("workers", tmp_path) as client, client.answers():
+        assert (await client.places(SHORT))["remote"] == 0
+        await client.places(LONG)
+    assert all("first token in" in reason for reason in client.reasons[NUM_PROMPTS:])
+
+
+@pytest.mark.slow
+async def test_a_worker_alone_computes_every_prompt(tmp_path: Path) -> None:
+    async with served("aggregated", tmp_path) as client, client.answers():
+        assert await client.places(LONG) == {"local": NUM_PROMPTS}
+
+
+def test_every_topology_file_has_such_a_test() -> None:
+    assert {path.stem for path in TOPOLOGIES.glob("*.yaml")} == {
+        "aggregated", "disagg-1p1d", "disagg-2p2d", "workers",
+    }  # fmt: skip
+
+
+# ---- roles by hand, and what may happen to them -------------------------------------------------
+
+
+@pytest.mark.slow
+async def test_prompts_go_away_after_each_return_of_a_part(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster:
+        await cluster.start_all(1, 1)
+        client = Client(cluster.base_url, cluster.http, "by hand")
+        await client.most_go()
+
+        cluster.send_signal("prefill0", signal.SIGKILL)
+        await cluster.children.pop("prefill0").stop(10.0)
+        await cluster.ready(0, 1)
+        async with client.answers():
+            assert await client.places(LONG) == {"local": NUM_PROMPTS}
+        await cluster.start("prefill1", "prefill")
+        await cluster.ready(1, 1)
+        await client.most_go()
+
+        await cluster.nats.restart(empty=True)
+        await cluster.etcd.restart(empty=True)
+        await cluster.ready(1, 1)
+        await queue_works(cluster)
+        await client.most_go()
+
+
+@pytest.mark.slow
+async def test_prompts_go_away_after_a_change_of_role(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster:
+        await cluster.start("frontend", "frontend")
+        for name in ("one", "two"):
+            await cluster.start(name, "worker")
+        await cluster.registered("frontend", "one", "two")
+        await change_role(cluster, "one", "decode")
+        await change_role(cluster, "two", "prefill")
+        await cluster.ready(1, 1)
+        await Client(cluster.base_url, cluster.http, "changed").most_go()
+
+
+async def change_role(cluster: Cluster, name: str, role: str) -> None:
+    pid = cluster.children[name].pid
+    address = next(each.address for each in await cluster.instances() if each.pid == pid)
+    change = encode(msgspec.convert({"role": role, "type": "RoleChange"}, RoleChange))
+    context = RequestContext(timeout_s=60)
+    answer = await cluster.client.call(address, "change_role", change, context)
+    assert msgspec.msgpack.decode(answer, type=WorkerStatus).load.role == role
+
+
+async def queue_works(cluster: Cluster) -> None:
+    """Wait until the decode workers see NATS again."""
+    async with asyncio.timeout(READY_TIMEOUT_S):
+        while not all(each.details["nats"] for each in await cluster.statuses("decode")):
+            await asyncio.sleep(0.1)
