@@ -190,10 +190,13 @@ class DecodeRole:
             model=self._model_name,
             vocab_size=self.engine.runner.model_config.vocab_size,
         )
-        active.seq.matcher = await self._worker.matcher_of(active.request.grammar, active.seq)
+        request = active.request
+        active.seq.matcher = await self._worker.matcher_of(
+            request.grammar, active.seq, request.caller
+        )
         if self._is_draining:
             raise UnavailableError(f"{self.node.instance_id} is draining")
-        request_id = active.request.request_id
+        request_id = request.request_id
         while (older := self.active.get(request_id)) is not None:
             if older.responder.shares_connection(responder):
                 raise InvalidRequestError(f"request {request_id} is running already")

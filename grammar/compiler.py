@@ -8,15 +8,23 @@ from pathlib import Path
 
 from llguidance import LLMatcher, LLTokenizer
 
-from tandem.grammar.compiled import compile_source, load_tokenizer
+from tandem.grammar.compiled import compile_source, grammar_error, load_tokenizer
+from tandem.grammar.consuming import Consumer
+from tandem.grammar.lane import Lane
 from tandem.grammar.matcher import GrammarMatcher, MaskThreads
+from tandem.grammar.refusals import Refusals
 from tandem.grammar.trial import TrialProcess
+from tandem.grammar.verdict import Verdict
+from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.messages import Grammar
+from tandem.runtime.native import fault_of
 
 logger = logging.getLogger(__name__)
 
 MAX_CACHED = 128  # grammars
 MAX_CACHED_BYTES = 8 * 2**20  # of their sources; compiled they take some ten times as much
+QUICK_TRIAL_S = 0.1  # nearly all take less; those that do not try again in a lane of their own
+TRIAL_TIMEOUT_S = 0.8  # a refusal takes under a second, with all that is around the trial
 
 Compiling = asyncio.Task[LLMatcher]
 
@@ -30,9 +38,13 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._trial = TrialProcess(path, vocab_size, eos_token_ids)
+        self._quick, self._slow = Lane(256, 128), Lane(8, 4)
+        self._refusals = Refusals()
         self._compiled: OrderedDict[Grammar, Compiling] = OrderedDict()  # the latest used last
-        self._thread = ThreadPoolExecutor(1, "tandem-grammar")
+        self._threads = ThreadPoolExecutor(2, "tandem-grammar")  # one for each lane
+        self._replays = ThreadPoolExecutor(1, "tandem-replay")
         self._mask_threads = MaskThreads()
+        self._consumer = Consumer(tokenizer)
 
     @classmethod
     def of_model(
@@ -47,21 +59,26 @@ class GrammarCompiler:
             return None
         try:
             tokenizer = load_tokenizer(path, vocab_size, eos_token_ids)
-        except Exception as error:  # by the file of a stranger; answers without a grammar go on
-            logger.warning("answers cannot follow a grammar: %s: %s", path, error)
+        except BaseException as error:  # by the file of a stranger; other answers go on
+            logger.warning("answers cannot follow a grammar: %s: %s", path, fault_of(error))
             return None
         return cls(tokenizer, path, vocab_size, eos_token_ids)
 
-    async def compile(self, grammar: Grammar, answer: list[int]) -> GrammarMatcher:
+    async def compile(
+        self, grammar: Grammar, answer: list[int], caller: str = ""
+    ) -> GrammarMatcher:
         """Return a matcher that stands after `answer`, the tokens that were generated elsewhere.
 
-        Raises InvalidRequestError, with the place of the fault, for a grammar that does not compile
-        within its limits, and for an answer that does not follow it.
+        New grammars of several callers are compiled in turn. Raises InvalidRequestError, with the
+        place of the fault, for a grammar that does not compile within its limits, and for an answer
+        that does not follow it; OverloadedError where too many grammars wait.
         """
-        root = await asyncio.shield(self._root(grammar))
-        matcher = GrammarMatcher(root.deep_copy(), grammar, self._vocab_size, self._mask_threads)
+        root = await asyncio.shield(self._root(grammar, caller))
+        matcher = GrammarMatcher(
+            root.deep_copy(), grammar, self._vocab_size, self._mask_threads, self._consumer
+        )
         if answer:
-            await asyncio.get_running_loop().run_in_executor(self._thread, matcher.replay, answer)
+            await asyncio.get_running_loop().run_in_executor(self._replays, matcher.replay, answer)
         matcher.begin([])
         return matcher
 
@@ -72,24 +89,50 @@ class GrammarCompiler:
         await asyncio.gather(*self._compiled.values(), return_exceptions=True)
         await self._trial.close()
         self._mask_threads.close()
-        self._thread.shutdown(wait=False)
+        self._threads.shutdown(wait=False)
+        self._replays.shutdown(wait=False)
 
-    def _root(self, grammar: Grammar) -> Compiling:
+    def _root(self, grammar: Grammar, caller: str) -> Compiling:
         """Return the compilation of a grammar, which all its requests share."""
         compiling = self._compiled.get(grammar)
         if compiling is None:
-            compiling = asyncio.create_task(self._compile(grammar))
+            compiling = asyncio.create_task(self._compile(grammar, caller))
             compiling.add_done_callback(lambda done: self._forget_failed(grammar, done))
             self._compiled[grammar] = compiling
             self._evict()
         self._compiled.move_to_end(grammar)
         return compiling
 
-    async def _compile(self, grammar: Grammar) -> LLMatcher:
-        source = await self._trial.source_of(grammar)
+    async def _compile(self, grammar: Grammar, caller: str) -> LLMatcher:
+        """Try a grammar, then compile it here. Raises InvalidRequestError, which is remembered."""
+        self._refusals.check(grammar, caller)
+        async with self._quick.turn(caller):
+            verdict = await self._trial.verdict_on(grammar, QUICK_TRIAL_S)
+            if verdict is not None:
+                return await self._tried(grammar, caller, verdict)
+        async with self._slow.turn(caller):
+            verdict = await self._trial.verdict_on(grammar, TRIAL_TIMEOUT_S)
+            if verdict is None:
+                fault = f"it takes more than {TRIAL_TIMEOUT_S:g} s to compile"
+                raise self._refused(grammar, caller, grammar_error(grammar, fault), True)
+            return await self._tried(grammar, caller, verdict)
+
+    async def _tried(self, grammar: Grammar, caller: str, verdict: Verdict) -> LLMatcher:
+        if verdict.is_broken:
+            reason = "it takes more memory or a deeper stack to compile than there is"
+            raise self._refused(grammar, caller, grammar_error(grammar, reason), True)
+        if verdict.fault:
+            error = InvalidRequestError(verdict.fault, param=verdict.field)
+            raise self._refused(grammar, caller, error, False)
         return await asyncio.get_running_loop().run_in_executor(
-            self._thread, compile_source, self._tokenizer, grammar, source
+            self._threads, compile_source, self._tokenizer, grammar, verdict.source
         )
+
+    def _refused(
+        self, grammar: Grammar, caller: str, error: InvalidRequestError, is_costly: bool
+    ) -> InvalidRequestError:
+        self._refusals.note(grammar, caller, error, is_costly=is_costly)
+        return error
 
     def _forget_failed(self, grammar: Grammar, done: Compiling) -> None:
         if done.cancelled() or done.exception() is not None:

@@ -15,8 +15,10 @@ import numpy.typing as npt
 from llguidance import LLMatcher
 
 from tandem.grammar.compiled import grammar_error
+from tandem.grammar.consuming import Consumer
 from tandem.runtime.errors import InternalError, InvalidRequestError, TandemError
 from tandem.runtime.messages import Grammar
+from tandem.runtime.native import fault_of
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +26,11 @@ NUM_THREADS = 4  # a mask that takes long holds one of them
 QUICK_S = 0.3e-3
 NUM_WATCHED = 8  # masks on other threads after each that was not quick
 MAX_AHEAD = 32  # forced tokens that are looked for at a time
+# Of an answer's masks, in seconds of CPU time: at most for a start, and added for each token. The
+# costliest of 4,000 answers to MaskBench's hardest schemas takes 0.15 ms for a token.
+BUDGET_S = 0.5
+TOKEN_BUDGET_S = 2e-3
+REPLAY_S = 5.0  # of an answer that was generated elsewhere
 
 
 class MaskThreads:
@@ -54,11 +61,19 @@ class GrammarMatcher:
     """The engine's Matcher: the tokens that a grammar allows after an answer so far."""
 
     def __init__(
-        self, matcher: LLMatcher, grammar: Grammar, vocab_size: int, threads: MaskThreads
+        self,
+        matcher: LLMatcher,
+        grammar: Grammar,
+        vocab_size: int,
+        threads: MaskThreads,
+        consumer: Consumer,
     ) -> None:
         self._matcher = matcher
         self._grammar = grammar
         self._threads = threads
+        self._consumer = consumer
+        self._mask_s = 0.0  # the time of the last mask
+        self._budget_s = BUDGET_S
         self._mask = np.zeros(-(-vocab_size // 32), np.int32)
         self._words = self._mask.view(np.uint32)
         self._address, self._num_bytes = self._mask.ctypes.data, self._mask.nbytes
@@ -74,13 +89,17 @@ class GrammarMatcher:
 
     def replay(self, answer: list[int]) -> None:
         """Move behind tokens that were generated elsewhere. Raises InvalidRequestError."""
-        num_taken = self._matcher.try_consume_tokens(answer)
-        if num_taken < len(answer):
-            raise InvalidRequestError(
-                f"the {self._grammar.kind} does not allow token {num_taken} of the answer so far",
-                param="grammar",
-            )
-        self.num_tokens = num_taken
+        end = time.perf_counter() + REPLAY_S
+        for token_id in answer:
+            if not self._consumer.consume(self._matcher, token_id):
+                raise InvalidRequestError(
+                    f"the {self._grammar.kind} does not allow token {self.num_tokens} of the "
+                    "answer so far",
+                    param="grammar",
+                )
+            self.num_tokens += 1
+            if time.perf_counter() > end:
+                raise self._too_costly(f"takes over {REPLAY_S:g} s to follow")
 
     def begin(self, new_tokens: list[int]) -> None:
         if not new_tokens and self._has_mask:
@@ -123,26 +142,52 @@ class GrammarMatcher:
         self._is_done.set()
 
     def _compute(self, clock: Callable[[], float]) -> None:
-        started = clock()
+        started, cpu_started = clock(), time.thread_time()
         self.forced = []
         try:
             for token_id in self._new_tokens:
-                self._matcher.consume_token(token_id)
-            self._look_ahead()
-        except Exception:
-            logger.exception("a mask could not be computed")
+                self._consume(token_id)
+            self._look_ahead(clock)
+        except BaseException as error:
+            logger.exception("a mask could not be computed: %s", fault_of(error))
             self._error = InternalError("a mask of the answer's grammar could not be computed")
         finally:
             if clock() - started >= QUICK_S:
                 self._num_watched = NUM_WATCHED
             elif self._num_watched:
                 self._num_watched -= 1
+            self._spend(time.thread_time() - cpu_started)
 
-    def _look_ahead(self) -> None:
+    def _spend(self, cpu_s: float) -> None:
+        """Take the time of a mask from the answer's budget; at its end the answer ends, alone."""
+        added_s = TOKEN_BUDGET_S * len(self._new_tokens)
+        self._budget_s = min(BUDGET_S, self._budget_s + added_s) - cpu_s
+        if self._budget_s < 0 and self._error is None:
+            self._error = self._too_costly(
+                f"takes more than {TOKEN_BUDGET_S * 1e3:g} ms of computing for a token"
+            )
+
+    def _too_costly(self, reason: str) -> InvalidRequestError:
+        return grammar_error(
+            self._grammar,
+            f"it {reason}, after {self.num_tokens} tokens of the answer; ambiguous rules, such as "
+            "`e: e e`, cost more the longer the answer is",
+        )
+
+    def _consume(self, token_id: int) -> None:
+        """Take a token in. The mask before it took longer, as it tries each token it allows."""
+        if self._mask_s < QUICK_S:
+            self._matcher.consume_token(token_id)
+        else:
+            self._consumer.consume(self._matcher, token_id)
+
+    def _look_ahead(self, clock: Callable[[], float]) -> None:
         """Compute the next mask with a choice, and the forced tokens before it."""
         matcher = self._matcher
         while True:
+            started = clock()
             matcher.unsafe_compute_mask_ptr(self._address, self._num_bytes)
+            self._mask_s = clock() - started
             if matcher.is_error():
                 self._error = grammar_error(self._grammar, matcher.get_error())
                 return
@@ -161,7 +206,7 @@ class GrammarMatcher:
             self.forced.append(32 * word + bits.bit_length() - 1)
             if matcher.is_stopped():  # that was the end of text
                 return
-            matcher.consume_token(self.forced[-1])
+            self._consume(self.forced[-1])
 
 
 def _mask_of(token_id: int, like: "npt.NDArray[np.int32]") -> "npt.NDArray[np.int32]":

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from enum import Enum
 from typing import Protocol, TypeVar
 
+from tandem.runtime.loop_watch import LoopWatch
 from tandem.runtime.tasks import ends_within
 
 logger = logging.getLogger(__name__)
@@ -144,7 +145,8 @@ class Lifecycle:
             try:
                 if await self._start(startup):
                     self.state = State.SERVING
-                    await self._ending.wait()
+                    with LoopWatch():
+                        await self._ending.wait()
                 self.state = State.DRAINING
                 if not await ends_within(drain(), self._drain_timeout_s):
                     logger.warning("work remained after %g s of draining", self._drain_timeout_s)

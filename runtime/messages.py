@@ -150,6 +150,7 @@ class GenerateRequest(Message, frozen=True):
     num_generated: Count = 0
     grammar: Grammar | None = None  # None: any answer
     targets: Targets | None = None
+    caller: Annotated[str, msgspec.Meta(max_length=64)] = ""  # its API key's name, if it has one
 
 
 class TextRequest(Message, frozen=True):

@@ -11,6 +11,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from tandem.decode.metrics import DecodeMetrics
 from tandem.frontend.metrics import FrontendMetrics, Histogram, Sums
 from tandem.prefill.metrics import PrefillMetrics
+from tandem.runtime.loop_watch import LoopMetrics
 from tandem.sdk.engine.metrics import ENGINE_LABELS, EngineGauges
 from tandem.sdk.worker.endpoint_metrics import ENDPOINT_FAMILIES, ENDPOINT_LABELS
 from tandem.worker.kernel_builds import KernelBuilds
@@ -23,7 +24,7 @@ PAGE = ROOT / "docs" / "metrics.md"
 MAKERS = {
     "decode/metrics.py", "prefill/metrics.py", "worker/kernel_builds.py", "worker/metrics.py",
     "frontend/metrics.py", "runtime/metrics.py", "sdk/worker/endpoint_metrics.py",
-    "sdk/engine/metrics.py",
+    "sdk/engine/metrics.py", "runtime/loop_watch.py",
 }  # fmt: skip
 # who imports these alone shows metrics, and makes none
 READERS = {"text_string_to_metric_families", "REGISTRY", "generate_latest"}
@@ -46,7 +47,7 @@ def made() -> frozenset[Described]:
     """
     engine = EngineGauges(dict.fromkeys(ENGINE_LABELS, ""))
     workers = (DecodeMetrics("m"), PrefillMetrics("m"), WorkerMetrics("m", 16), KernelBuilds())
-    owners = (FrontendMetrics(), *workers, engine)
+    owners = (FrontendMetrics(), *workers, engine, LoopMetrics())
     return frozenset(
         _describe(each)
         for owner in owners

@@ -3,9 +3,10 @@
 import asyncio
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd.profiler import profile
 
 from tandem.engine.loop import EngineLoop
 from tandem.runtime.cluster_messages import ControlOutcome, WorkerControl
@@ -14,8 +15,12 @@ from tandem.runtime.decoding import decoder
 from tandem.runtime.errors import InvalidRequestError, UnavailableError
 from tandem.runtime.messages import encode
 from tandem.runtime.plane.server import Responder
+from tandem.worker.trace_parts import joined_parts
 
 MAX_PROFILE_MS = 10_000  # a second of small steps is some ten megabytes of trace
+# An end of recording and its export hold Python's lock for 4 microseconds an event, and each stream
+# of the worker meanwhile: as long as the recording took where steps are small.
+PART_MS = 50
 
 _decode_control = decoder(WorkerControl, InvalidRequestError)
 
@@ -51,19 +56,20 @@ class Controls:
         if self._profiling.locked():
             raise UnavailableError(f"{self._instance_id} is taking a profile already")
         async with self._profiling:
-            profiler = _profiler()
-            await self._loop.call(lambda _: profiler.start())
-            try:
-                await asyncio.sleep(duration_ms / 1e3)
-            finally:
-                await self._loop.call(lambda _: profiler.stop())
-            path = Path(tempfile.mkdtemp(prefix="tandem-profile-")) / f"{self._instance_id}.json"
-            await asyncio.to_thread(profiler.export_chrome_trace, str(path))
+            folder = Path(tempfile.mkdtemp(prefix="tandem-profile-"))
+            parts = [folder / f"part-{start}.json" for start in range(0, duration_ms, PART_MS)]
+            for index, part in enumerate(parts):
+                await self._record(part, min(PART_MS, duration_ms - index * PART_MS))
+            path = folder / f"{self._instance_id}.json"
+            await asyncio.to_thread(joined_parts, parts, path)
         return f"{duration_ms} ms of the engine are in {path}"
 
-
-def _profiler() -> profile:
-    activities = [ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        activities.append(ProfilerActivity.CUDA)
-    return profile(activities=activities)
+    async def _record(self, part: Path, duration_ms: int) -> None:
+        # Not torch.profiler, whose first use imports for a second.
+        profiler: Any = profile(use_device="cuda" if torch.cuda.is_available() else None)
+        await self._loop.call(lambda _: profiler.__enter__())
+        try:
+            await asyncio.sleep(duration_ms / 1e3)
+        finally:
+            await self._loop.call(lambda _: profiler.__exit__(None, None, None))
+        await asyncio.to_thread(profiler.export_chrome_trace, str(part))

@@ -153,19 +153,22 @@ class Worker:
         """End everything; can be called after a `startup` that failed."""
         await self._stack.aclose()
 
-    async def matcher_of(self, grammar: Grammar | None, seq: Sequence) -> Matcher | None:
+    async def matcher_of(
+        self, grammar: Grammar | None, seq: Sequence, caller: str = ""
+    ) -> Matcher | None:
         """Return the matcher of a request, which stands where the answer of `seq` does.
 
         None for a request without a grammar and without rules of tokens. Raises
         InvalidRequestError for a grammar that does not compile within its limits, or that the
-        answer does not follow.
+        answer does not follow; OverloadedError where too many wait, or when those of `caller` cost
+        too much.
         """
         answer, matcher = seq.token_ids[seq.num_prompt_tokens :], None
         if grammar is not None:
             if self.grammars is None:
                 reason = "the model has no tokenizer for a grammar"
                 raise InvalidRequestError(reason, param="grammar")
-            matcher = await self.grammars.compile(grammar, answer)
+            matcher = await self.grammars.compile(grammar, answer, caller)
         allowed, bad_words = seq.sampling.allowed_token_ids, seq.sampling.bad_words
         if not allowed and not bad_words:
             return matcher

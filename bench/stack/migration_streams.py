@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from tandem.bench.client.openai import OpenAIClient, PreparedRequest, ResponseReader
 from tandem.bench.client.record import RequestRecord
 from tandem.bench.client.wire import BodyBuilder, Chunk
+from tandem.frontend.tokens.codec import Codec
 from tandem.frontend.tokens.detokenizer import DetokenizerFactory
 from tandem.models.paths import BUNDLED_MODEL
 from tandem.sdk.sample_engine import FIRST_TOKEN_ID, VOCAB_SIZE, expected_tokens
@@ -77,7 +78,7 @@ class StreamMaker:
     def __init__(self) -> None:
         self._random = random.Random(0)
         tokenizer = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
-        self._texts = DetokenizerFactory(tokenizer)
+        self._texts = DetokenizerFactory(Codec(tokenizer))
 
     def make(self, model: str, num_tokens: int) -> Stream:
         """Return a stream that is not sent yet."""

@@ -33,7 +33,12 @@ class Generations:
 
     def parse(self, kind: type[Body], raw: bytes, ignored: Ignored) -> Body:
         """Return the checked request in `raw`. Raises InvalidRequestError naming the field."""
-        return parse(kind, raw, self.config, self._deps.catalog.longest_context, ignored)
+        return parse(kind, raw, self.config, self.longest_context, ignored)
+
+    @property
+    def longest_context(self) -> int:
+        """The most tokens of a prompt that any model takes."""
+        return self._deps.catalog.longest_context
 
     @property
     def only_model(self) -> str | None:

@@ -43,6 +43,14 @@ class Choice(msgspec.Struct, frozen=True):
     request: GenerateRequest
 
 
+class _Wishes(msgspec.Struct, frozen=True):
+    """The caller, and what it asks for beside its body."""
+
+    placement: PrefillPlace | None
+    targets: Targets | None
+    caller: str  # the name of its API key, if it has one
+
+
 class Plan(msgspec.Struct, frozen=True):
     """A request that is ready to generate: each prompt `n` times, prompt by prompt."""
 
@@ -74,14 +82,14 @@ async def new_plan(
     model, context, headers = of_tokens(served), call.context, call.exchange.headers
     placement = _one_of(headers, _PREFILL_HEADER, _PLACEMENTS)
     wants_timeline = _one_of(headers, _TIMELINE_HEADER, _SWITCH) or False
-    targets = _targets(headers)
+    wishes = _Wishes(placement, _targets(headers), call.owner)
     clamps = prompt_maker.config.clamp_max_tokens or call.clamps_max_tokens
     prompts = await prompt_maker.prompts(body, model, clamps=clamps)
     is_chat = isinstance(body, ChatRequest)
     head = new_head(context.id, model.card.name, is_chat, body.include_usage)
     config, first = prompt_maker.config, prompts[0].token_ids
     format = answer_format(body, model, config, first, call.ignored)
-    choices = _choices(body, model, prompts, format, context, placement, targets)
+    choices = _choices(body, model, prompts, format, context, wishes)
     num_tokens = sum([len(prompt.token_ids) for prompt in prompts])
     return Plan(model, body, prompts, choices, format, context, head, wants_timeline, num_tokens)
 
@@ -101,8 +109,7 @@ def _choices(
     prompts: list[Prompt],
     format: AnswerFormat,
     context: RequestContext,
-    placement: PrefillPlace | None,
-    targets: Targets | None,
+    wishes: _Wishes,
 ) -> list[Choice]:
     sampling = _sampling(body, model)
     n = body.n or 1
@@ -127,9 +134,10 @@ def _choices(
                 stop=prompt.stop,
                 deadline_ms=0,  # set when it is sent
                 cache_salt=body.cache_salt or "",
-                prefill_place=placement,
+                prefill_place=wishes.placement,
                 grammar=grammar,
-                targets=targets,
+                targets=wishes.targets,
+                caller=wishes.caller,
             )
             choices.append(Choice(index, prompt, request))
     return choices

@@ -20,9 +20,11 @@ T = TypeVar("T")
 
 # Less than this takes less time than a thread takes to answer.
 _INLINE_CHARACTERS = 4096
+_INLINE_TOKENS = 1024
 _INLINE_RENDER_S = 0.01
 _RENDER_S = 2.0  # of CPU time; an honest template takes milliseconds
 _THREAD_WAIT_S = 30.0
+_MAX_ARGUMENT_VALUES = 2**18  # of all calls of a chat: their JSON is read on the event loop, 50 ms
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -63,7 +65,7 @@ class PromptMaker:
         _check_characters(text, model, "messages")
         is_short = len(text) <= _INLINE_CHARACTERS
         is_chat = not body.add_special_tokens  # its template has them
-        token_ids = await self._encode(text, model, is_short, is_chat=is_chat)
+        token_ids = await self._encode(text, model, is_short, is_chat=is_chat, param="messages")
         token_ids = truncated(token_ids, body, model)
         if not token_ids:
             raise InvalidRequestError("the messages have no tokens", param="messages")
@@ -76,8 +78,17 @@ class PromptMaker:
         return await self._encode(text, model, is_short, is_chat=not with_special)
 
     async def text_of(self, token_ids: list[int], model: TokenModel) -> str:
-        """Return the text of tokens, special tokens included."""
+        """Return the text of tokens, special tokens included.
+
+        Raises InvalidRequestError for more of them than the model's context has.
+        """
+        check_token_ids(token_ids, model, "tokens")
+        check_num_tokens(len(token_ids), model.card.context_length)
         return await self._in_thread(lambda: model.text.decode(token_ids))
+
+    async def token_strings(self, token_ids: list[int], model: TokenModel) -> list[str]:
+        """Return the entries of tokens in the vocabulary."""
+        return await self._in_thread(lambda: model.text.token_strings(token_ids))
 
     async def _chat_prompt(self, body: ChatRequest, model: TokenModel, clamps: bool) -> Prompt:
         token_ids = await self.chat_tokens(body, model)
@@ -85,6 +96,7 @@ class PromptMaker:
         return Prompt(token_ids, "", stop)
 
     async def _render(self, body: ChatRequest, model: TokenModel) -> str:
+        _check_arguments(body)
         rules = model.card.answers
         messages = body.conversation()
         extra = body.template_variables(shows_unused_tools=rules.shows_unused_tools)
@@ -120,7 +132,7 @@ class PromptMaker:
             check_token_ids(prompt, model, "prompt")
             prompt = truncated(prompt, body, model)
             stop = stop_conditions(body, model, len(prompt), clamps=clamps)
-            echo = model.text.detokenizers.decode(prompt) if body.echo else ""
+            echo = await self._echo(prompt, model) if body.echo else ""
             return Prompt(prompt, echo, stop, body.echoes_logprobs)
         _check_characters(prompt, model, "prompt")
         is_bare = body.add_special_tokens is False
@@ -131,16 +143,29 @@ class PromptMaker:
             raise invalid_field("prompt", "has no tokens")
         kept = truncated(token_ids, body, model)
         if len(kept) < len(token_ids) and body.echo:
-            prompt = model.text.detokenizers.decode(kept)
+            prompt = await self._echo(kept, model)
         stop = stop_conditions(body, model, len(kept), clamps=clamps)
         return Prompt(kept, prompt if body.echo else "", stop, body.echoes_logprobs)
 
+    async def _echo(self, token_ids: list[int], model: TokenModel) -> str:
+        decode = model.text.detokenizers.decode
+        if len(token_ids) <= _INLINE_TOKENS:
+            return decode(token_ids)
+        return await self._in_thread(lambda: decode(token_ids))
+
     async def _encode(
-        self, text: str, model: TokenModel, is_short: bool, *, is_chat: bool
+        self,
+        text: str,
+        model: TokenModel,
+        is_short: bool,
+        *,
+        is_chat: bool,
+        param: str = "prompt",
     ) -> list[int]:
-        if is_short:
-            return model.text.encode(text, is_chat=is_chat)
-        return await self._in_thread(lambda: model.text.encode(text, is_chat=is_chat))
+        def encode() -> list[int]:
+            return model.text.encode(text, is_chat=is_chat, param=param)
+
+        return encode() if is_short and model.text.is_quick else await self._in_thread(encode)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """Return the result of `work`. Raises OverloadedError when no thread gets it done."""
@@ -150,6 +175,20 @@ class PromptMaker:
                 return await loop.run_in_executor(self._executor, work)
         except TimeoutError:
             raise OverloadedError("the frontend's tokenizer threads are busy") from None
+
+
+def _check_arguments(body: ChatRequest) -> None:
+    """Raise InvalidRequestError for calls with more values than can be read at once."""
+    num_values = 0
+    for index, message in enumerate(body.messages):
+        for call in message.tool_calls or ():
+            arguments = call.function.arguments or ""
+            num_values += sum(map(arguments.count, ",[{"))
+        if num_values > _MAX_ARGUMENT_VALUES:
+            raise invalid_field(
+                f"messages[{index}].tool_calls",
+                f"and those before have over {_MAX_ARGUMENT_VALUES} values in their arguments",
+            )
 
 
 def _num_characters(message: TemplateMessage) -> int:
@@ -213,6 +252,15 @@ def stop_conditions(
     stop_token_ids = body.stop_token_ids or []
     check_token_ids(stop_token_ids, model, "stop_token_ids")
     return StopConditions(max_tokens, min_tokens, stop_token_ids, bool(body.ignore_eos))
+
+
+def check_num_tokens(num_tokens: int, context_length: int) -> None:
+    """Raise ContextLengthError for more `tokens` than a context has."""
+    if num_tokens > context_length:
+        raise ContextLengthError(
+            f"`tokens` has {num_tokens} entries; the model's context is {context_length} tokens",
+            param="tokens",
+        )
 
 
 def check_token_ids(token_ids: list[int] | dict[int, float], model: TokenModel, param: str) -> None:

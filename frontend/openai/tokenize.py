@@ -6,12 +6,11 @@ import msgspec
 from msgspec import Meta, Raw
 
 from tandem.frontend.api import Call, Work, respond
-from tandem.frontend.bodies.invalid import invalid_field
 from tandem.frontend.bodies.outline import MAX_PROMPT_TOKENS, Fields, read_fields
 from tandem.frontend.bodies.typed import Body, read_body
 from tandem.frontend.generation.generations import Generations
 from tandem.frontend.generation.plan import of_tokens
-from tandem.frontend.generation.prompts import check_token_ids
+from tandem.frontend.generation.prompts import check_num_tokens
 from tandem.frontend.openai.body import MAX_TOKEN_ID
 from tandem.frontend.openai.errors import OpenAIErrors
 from tandem.frontend.openai.requests import ChatRequest
@@ -68,7 +67,9 @@ class TokenizeApi:
             token_ids = await self._generations.prompt_maker.text_tokens(
                 body.prompt, model, with_special=body.add_special_tokens is not False
             )
-        strings = model.text.token_strings(token_ids) if wants_strings else None
+        strings: list[str] | None = None
+        if wants_strings:
+            strings = await self._generations.prompt_maker.token_strings(token_ids, model)
         length = model.card.context_length
         return respond(Tokenized(len(token_ids), length, token_ids, strings), call)
 
@@ -82,12 +83,12 @@ class DetokenizeApi:
         self._generations = generations
 
     async def prepare(self, raw: bytes, call: Call) -> Work:
-        if raw.count(b",") > MAX_PROMPT_TOKENS:
-            raise invalid_field("tokens", f"has over {MAX_PROMPT_TOKENS} entries")
         fields = _with_model(read_fields(raw), self._generations)
+        if "tokens" in fields:  # before any object is made of them
+            num_tokens = bytes(fields["tokens"]).count(b",") + 1
+            check_num_tokens(num_tokens, self._generations.longest_context)
         body = read_body(_TokensBody, _encode(fields), ("tokens",), call.ignored)
         model = of_tokens(self._generations.model(body.model, "completions", call))
-        check_token_ids(body.tokens, model, "tokens")
         text = await self._generations.prompt_maker.text_of(body.tokens, model)
         return respond({"prompt": text}, call)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Protocol
 
-from tokenizers import Tokenizer
+from tandem.frontend.tokens.codec import Codec
 
 _REPLACEMENT = "\ufffd"
 _MAX_BYTES = 4  # of a character
@@ -32,7 +32,7 @@ class Detokenizer(Protocol):
 class DetokenizerFactory:
     """Maker of the detokenizers of one model. Most leave special tokens out of the text."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Codec) -> None:
         self._tokenizer = tokenizer
         is_byte_level = _is_byte_level(tokenizer)
         added = tokenizer.get_added_tokens_decoder()
@@ -61,7 +61,7 @@ class DetokenizerFactory:
     def token_text(self, token_id: int) -> tuple[str, list[int]]:
         """Return the text and the UTF-8 bytes of one token, of special tokens too."""
         if self._table is None:
-            text = self._tokenizer.decode([token_id], skip_special_tokens=False)
+            text = self._tokenizer.decode([token_id], skips_special=False)
             return text, list(text.encode())
         data = self._table.raw(token_id)
         return data.decode("utf-8", "replace"), list(data)
@@ -111,7 +111,7 @@ class WindowDetokenizer:
     __slots__ = ("_num_emitted", "_skips_special", "_tokenizer", "_window")
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt: Sequence[int] = (), *, with_special: bool = False
+        self, tokenizer: Codec, prompt: Sequence[int] = (), *, with_special: bool = False
     ) -> None:
         self._tokenizer = tokenizer
         self._skips_special = not with_special
@@ -157,7 +157,7 @@ class WindowDetokenizer:
         return text[len(before) :]
 
     def _decode(self, token_ids: list[int]) -> str:
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=self._skips_special))
+        return self._tokenizer.decode(token_ids, skips_special=self._skips_special)
 
 
 class _TokenBytes(dict[int, bytes]):
@@ -166,7 +166,7 @@ class _TokenBytes(dict[int, bytes]):
     Special tokens are empty too, unless the table is to have them.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, with_special: bool = False) -> None:
+    def __init__(self, tokenizer: Codec, *, with_special: bool = False) -> None:
         super().__init__()
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
@@ -201,8 +201,8 @@ def _byte_alphabet() -> dict[str, int]:
 _BYTE_OF = _byte_alphabet()
 
 
-def _is_byte_level(tokenizer: Tokenizer) -> bool:
-    decoder = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else None
+def _is_byte_level(tokenizer: Codec) -> bool:
+    decoder = json.loads(tokenizer.decoder_state)
     if decoder is not None and decoder.get("type") == "Sequence":
         decoders = decoder["decoders"]
         decoder = decoders[0] if len(decoders) == 1 else None

@@ -8,12 +8,13 @@ from tokenizers import Tokenizer
 
 from tandem.frontend.parsers.formats import reasoning_format_of, tool_format_of
 from tandem.frontend.tokens.chat_forms import forms
+from tandem.frontend.tokens.codec import Codec
 from tandem.frontend.tokens.detokenizer import DetokenizerFactory
 from tandem.frontend.tokens.folder_tokens import FolderTokens
 from tandem.frontend.tokens.template import ChatTemplate, TemplateTimeError
 from tandem.runtime.errors import InvalidRequestError, ModelError
+from tandem.runtime.native import fault_of
 
-_SHORT_CHARACTERS = 4096
 _END_OF_TEXT = "<|endoftext|>"
 _MARK = "TANDEM_CONTINUES_HERE "  # behind the content of a message that is continued
 
@@ -25,9 +26,10 @@ class ModelText:
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        self._tokenizer = _load_tokenizer(files)
+        tokenizer = _load_tokenizer(files)
         tokens = FolderTokens(files)
-        tokens.add_to(self._tokenizer)
+        tokens.add_to(tokenizer)
+        self._tokenizer = Codec(tokenizer)
         self._special_tokens = tokens.named
         sources = _template_sources(files, tokens.config)
         self._template = ChatTemplate(sources["default"]) if "default" in sources else None
@@ -37,7 +39,8 @@ class ModelText:
         self.chat_template = sources.get("tool_use") or sources.get("default") or ""
         self.tool_format = tool_format_of(self.chat_template)
         self.reasoning_format = reasoning_format_of(self.chat_template)
-        self.longest_token = max(map(len, self._tokenizer.get_vocab()), default=1)  # characters
+        self.longest_token = self._tokenizer.longest_token  # characters
+        self.is_quick = self._tokenizer.is_quick  # short texts may be tokenized on the event loop
         self.detokenizers = DetokenizerFactory(self._tokenizer)
 
     def render(
@@ -77,22 +80,17 @@ class ModelText:
         text = _rendered(template, variables, max_characters, limit_s)
         return _without_end(text) if continues_last and len(text) <= max_characters else text
 
-    def encode(self, text: str, *, is_chat: bool) -> list[int]:
+    def encode(self, text: str, *, is_chat: bool, param: str = "prompt") -> list[int]:
         """Return the token ids of a prompt. A rendered chat has its special tokens already.
 
-        Other threads run while a long text is tokenized: `encode_batch_fast` releases Python's
-        lock, which `encode` holds to its end.
+        Other threads run while a long text is tokenized. Raises InvalidRequestError naming `param`
+        for a text that the tokenizer cannot take.
         """
-        if len(text) <= _SHORT_CHARACTERS:
-            encoding = self._tokenizer.encode(text, add_special_tokens=not is_chat)
-        else:
-            [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=not is_chat)
-        ids: list[int] = encoding.ids
-        return ids
+        return self._tokenizer.encode(text, adds_special=not is_chat, param=param)
 
     def decode(self, token_ids: list[int]) -> str:
         """Return the text of tokens, special tokens included."""
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
+        return self._tokenizer.decode(token_ids, skips_special=False)
 
     @property
     def special_tokens(self) -> dict[str, int]:
@@ -156,8 +154,8 @@ def _load_tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
         raise ModelError("the model has no tokenizer.json")
     try:
         tokenizer = Tokenizer.from_buffer(data)
-    except Exception as error:  # the library raises plain Exception
-        raise ModelError(f"tokenizer.json: {error}") from error
+    except BaseException as error:
+        raise ModelError(f"tokenizer.json: {fault_of(error)}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

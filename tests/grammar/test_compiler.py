@@ -2,18 +2,17 @@
 
 import asyncio
 import json
-import signal
 import time
+from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from tandem.grammar import compiler as compiler_module
 from tandem.grammar.compiler import GrammarCompiler
 from tandem.grammar.matcher import MAX_AHEAD, GrammarMatcher
-from tandem.grammar.trial import LONGEST_TRIAL_S
-from tandem.runtime.errors import InvalidRequestError
+from tandem.grammar.verdict import Order, Verdict, framed
+from tandem.runtime.errors import InvalidRequestError, OverloadedError
 from tandem.runtime.messages import Grammar, GrammarKind
 from tests.grammar.conftest import EOS, TOKENIZER, VOCAB_SIZE
 
@@ -248,13 +247,14 @@ async def test_one_compilation_serves_all_requests_of_a_grammar(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled: list[Grammar] = []
-    trial = compiler._trial.source_of
+    trial = compiler._trial.verdict_on
 
-    async def counting(grammar: Grammar) -> str:
+    async def counting(grammar: Grammar, limit_s: float) -> Verdict | None:
         compiled.append(grammar)
-        return await trial(grammar)
+        return await trial(grammar, limit_s)
 
-    monkeypatch.setattr(compiler._trial, "source_of", counting)
+    monkeypatch.setattr(compiler._trial, "verdict_on", counting)
+    monkeypatch.setattr(compiler_module, "QUICK_TRIAL_S", 60.0)
     monkeypatch.setattr(compiler_module, "MAX_CACHED", 2)
     compiler._compiled.clear()
     one, two, three = (Grammar("regex", text) for text in ("one", "two", "three"))
@@ -280,15 +280,85 @@ async def test_a_model_without_a_tokenizer_that_fits_has_no_compiler(tmp_path: A
     assert GrammarCompiler.of_model(tmp_path, VOCAB_SIZE, ()) is None
 
 
-@pytest.mark.slow
-async def test_a_trial_whose_worker_is_gone_ends_by_itself(compiler: GrammarCompiler) -> None:
+async def test_a_grammar_that_was_refused_is_not_tried_again(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[Grammar] = []
+    trial = compiler._trial.verdict_on
+
+    async def counting(grammar: Grammar, limit_s: float) -> Verdict | None:
+        tried.append(grammar)
+        return await trial(grammar, limit_s)
+
+    monkeypatch.setattr(compiler._trial, "verdict_on", counting)
+    faults = []
+    deep = "(" * 100_001 + ")" * 100_001
+    refused = [Grammar("regex", "(b"), Grammar("lark", "start: nothing"), Grammar("regex", deep)]
+    for grammar in refused:
+        for _ in range(3):
+            with pytest.raises(InvalidRequestError) as caught:
+                await compiler.compile(grammar, [])
+            faults.append(caught.value.message)
+    assert len({*faults}) == 3 and len({*tried}) == 3
+    assert all(tried.count(grammar) <= 2 for grammar in tried)  # quickly, then at length
+
+
+async def test_honest_grammars_pass_those_that_take_long_and_break(
+    compiler: GrammarCompiler,
+) -> None:
+    """The long trials wait for one another; a grammar that compiles in milliseconds does not."""
+
+    def long(i: int) -> Grammar:
+        return Grammar("json_schema", json.dumps(exploding() | {"title": str(i)}))
+
+    ended: list[str] = []
+
+    async def note(grammar: Grammar, name: str, caller: str) -> None:
+        try:
+            await compiler.compile(grammar, [], caller)
+        except InvalidRequestError:
+            name += ", refused"
+        except OverloadedError as error:
+            assert error.retry_after_s > 0
+            name += ", later"
+        ended.append(name)
+
+    hostile = [asyncio.create_task(note(long(i), "long", "eve")) for i in range(8)]
+    await asyncio.sleep(0)
+    await asyncio.gather(*(note(Grammar("regex", f"ok{i}"), "ok", "bob") for i in range(4)))
+    assert ended.count("ok") == 4 and ended.count("long, refused") < len(hostile)
+    await asyncio.gather(*hostile)
+    assert "long" not in ended and "long, later" in ended
+
+
+def _children(pid: int) -> list[Path]:
+    """The processes that this one has forked."""
+    pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [Path("/proc", each) for each in pids]
+
+
+@pytest.mark.parametrize(
+    "is_killed", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["worker", "process"]
+)
+async def test_a_trial_ends_with_its_worker_and_without_its_process_of_trials(
+    compiler: GrammarCompiler, is_killed: bool
+) -> None:
     """The grammar would compute for a minute."""
-    trial = compiler._trial
-    await compiler.compile(Grammar("regex", "started"), [])
-    process = trial._process
+    await compiler.compile(Grammar("regex", f"started {is_killed}"), [])
+    process = compiler._trial._process
     assert process is not None and process.stdin is not None
-    payload = msgspec.msgpack.encode(Grammar(*HOSTILE["patterns"]))
-    process.stdin.write(len(payload).to_bytes(4, "little") + payload)
-    process.stdin.close()
-    async with asyncio.timeout(2 * LONGEST_TRIAL_S):
-        assert await process.wait() == -signal.SIGALRM
+    process.stdin.write(framed(Order(10**6, Grammar(*HOSTILE["patterns"]))))
+    async with asyncio.timeout(60):
+        while not (children := _children(process.pid)):
+            await asyncio.sleep(0.01)
+    if is_killed:
+        process.kill()
+    else:
+        process.stdin.close()
+    await process.wait()
+    async with asyncio.timeout(60):
+        while children[0].exists():
+            await asyncio.sleep(0.01)
+    assert takes(
+        await compiler.compile(Grammar("regex", f"again {is_killed}"), []), f"again {is_killed}"
+    )

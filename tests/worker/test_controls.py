@@ -51,6 +51,24 @@ async def test_a_profile_has_the_steps_of_its_time(
         assert await answer.whole() == pair.undisturbed(prompt)
     path = Path((await taking).removeprefix("300 ms of the engine are in "))
     assert "aten::" in read_private(path)
+    assert list(path.parent.iterdir()) == [path]
+
+
+async def test_a_profile_is_recorded_in_parts_between_which_the_streams_go_on(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controls.tempfile, "tempdir", str(tmp_path))
+    durations: list[int] = []
+    record = controls.Controls._record
+
+    async def noted(self: controls.Controls, part: Path, duration_ms: int) -> None:
+        durations.append(duration_ms)
+        await record(self, part, duration_ms)
+
+    monkeypatch.setattr(controls.Controls, "_record", noted)
+    message = await send(pair, pair.one, "profile", 2 * controls.PART_MS + 7)
+    assert durations == [controls.PART_MS, controls.PART_MS, 7]
+    assert message.startswith("107 ms of the engine are in ")
 
 
 def read_private(path: Path) -> set[str]:

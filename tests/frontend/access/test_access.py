@@ -73,6 +73,12 @@ async def test_a_key_is_asked_for_everywhere_but_by_probes() -> None:
         assert 'tandem_frontend_refused_keys_total{status="401"} 21.0' in metrics.text
 
 
+async def test_a_worker_knows_the_name_of_the_key_whose_grammars_it_compiles() -> None:
+    async with keyed(entry("alice")) as stack:
+        await stack.http.post("/v1/chat/completions", json=BODY, headers=bearer("alice"))
+        assert [each.caller for each in stack.worker.requests] == ["alice"]
+
+
 async def test_the_official_clients_send_their_key() -> None:
     async with keyed(entry("alice")) as stack:
         async with openai.AsyncOpenAI(

@@ -19,9 +19,9 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     texts: list[str] = []
     encode = ModelText.encode
 
-    def noted(self: ModelText, text: str, *, is_chat: bool) -> list[int]:
+    def noted(self: ModelText, text: str, *, is_chat: bool, param: str) -> list[int]:
         texts.append(text)
-        return encode(self, text, is_chat=is_chat)
+        return encode(self, text, is_chat=is_chat, param=param)
 
     monkeypatch.setattr(ModelText, "encode", noted)
     return texts
@@ -41,6 +41,18 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
         assert error["code"] == "context_length_exceeded" and error["param"] == param
         assert "characters" in str(error["message"])
     assert encoded == []
+
+
+async def test_arguments_of_calls_with_too_many_values_are_refused_before_they_are_read(
+    stack: Stack,
+) -> None:
+    arguments = '{"a":[' + ",".join(["0"] * 2**17) + "]}"
+    call = {"id": "c", "function": {"name": "f", "arguments": arguments}}
+    answer = {"role": "assistant", "content": None, "tool_calls": [call]}
+    hello = {"role": "user", "content": "Hi"}
+    error = error_of(await stack.chat(messages=[hello, answer, answer, hello]))
+    assert error["param"] == "messages[2].tool_calls"
+    assert "and those before have over 262144 values" in str(error["message"])
 
 
 async def test_a_prompt_that_is_too_long_ends_a_list_of_prompts(

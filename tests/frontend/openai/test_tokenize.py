@@ -47,6 +47,7 @@ async def test_a_text_comes_back_from_its_tokens(stack: Stack) -> None:
         ("/detokenize", {"tokens": ["x"]}, "tokens[0]"),
         ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
         ("/detokenize", {"tokens": [100_000]}, "tokens"),
+        ("/detokenize", {"tokens": [1] * 5000}, "tokens"),  # more than the context
     ],
 )
 async def test_a_wrong_field_is_named(

@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from tandem.frontend.tokens.codec import Codec
 from tandem.frontend.tokens.detokenizer import (
     ByteDetokenizer,
     Detokenizer,
@@ -13,7 +14,7 @@ from tests.frontend.frontend_stack import byte_level_tokenizer, token_ids
 
 TEXT = "Hello wörld, 日本語 👩‍👩‍👧 été — ok"
 TOKENIZER = byte_level_tokenizer()
-FACTORY = DetokenizerFactory(TOKENIZER)
+FACTORY = DetokenizerFactory(Codec(TOKENIZER))
 
 
 def sentencepiece_like() -> Tokenizer:
@@ -92,12 +93,12 @@ def pieces(detokenizer: Detokenizer, ids: list[int]) -> list[str]:
 
 def test_a_byte_level_tokenizer_takes_the_table() -> None:
     assert isinstance(FACTORY.new(), ByteDetokenizer)
-    assert isinstance(DetokenizerFactory(sentencepiece_like()).new(), WindowDetokenizer)
+    assert isinstance(DetokenizerFactory(Codec(sentencepiece_like())).new(), WindowDetokenizer)
 
 
 @pytest.mark.parametrize("window", [False, True])
 def test_characters_of_several_tokens_come_out_whole(window: bool) -> None:
-    detokenizer = WindowDetokenizer(TOKENIZER) if window else FACTORY.new()
+    detokenizer = WindowDetokenizer(Codec(TOKENIZER)) if window else FACTORY.new()
     ids = token_ids(TEXT)
     out = pieces(detokenizer, ids)
     assert len(ids) > len(TEXT) and "".join(out) == TEXT
@@ -107,7 +108,7 @@ def test_characters_of_several_tokens_come_out_whole(window: bool) -> None:
 def test_a_sentencepiece_like_tokenizer_streams_the_text_it_decodes() -> None:
     tokenizer = sentencepiece_like()
     ids = tokenizer.encode("Hello world, 日本 é.").ids
-    out = pieces(WindowDetokenizer(tokenizer), ids)
+    out = pieces(WindowDetokenizer(Codec(tokenizer)), ids)
     assert "".join(out) == tokenizer.decode(ids) == "Hello world, 日本 é."
     assert all("\ufffd" not in piece for piece in out)
 
@@ -121,7 +122,7 @@ def test_an_unfinished_character_is_replaced_only_at_the_end() -> None:
 
 def test_a_window_full_of_garbage_is_not_held_for_ever() -> None:
     tokenizer = sentencepiece_like()
-    detokenizer = WindowDetokenizer(tokenizer)
+    detokenizer = WindowDetokenizer(Codec(tokenizer))
     continuation = tokenizer.token_to_id("<0x80>")
     assert any(detokenizer.push([continuation]) for _ in range(40))
 
@@ -159,7 +160,7 @@ def test_an_answer_is_the_text_that_its_tokens_add_to_the_prompts(
         prompt = tokenizer.decode(ids[:length])
         if not whole.startswith(prompt):
             continue  # the prompt ends within a character
-        detokenizer = DetokenizerFactory(tokenizer).new(ids[:length] + end)
+        detokenizer = DetokenizerFactory(Codec(tokenizer)).new(ids[:length] + end)
         assert prompt + "".join(pieces(detokenizer, ids[length:])) == whole
         num_checked += 1
     assert num_checked > len(ids) // 4
@@ -169,7 +170,7 @@ def test_a_character_that_the_prompt_begins_is_completed() -> None:
     tokenizer = KINDS["sentencepiece"]
     ids = tokenizer.encode("Hello 日本", add_special_tokens=False).ids
     for length in (len(ids) - 1, len(ids) - 2):
-        detokenizer = DetokenizerFactory(tokenizer).new(ids[:length])
+        detokenizer = DetokenizerFactory(Codec(tokenizer)).new(ids[:length])
         assert "".join(pieces(detokenizer, ids[length:])) == "本"
 
 
@@ -177,5 +178,5 @@ def test_a_prompt_without_any_text_is_no_context() -> None:
     tokenizer = KINDS["sentencepiece"]
     ids = tokenizer.encode("Hello", add_special_tokens=False).ids
     for prompt in ([], [tokenizer.token_to_id("<s>")] * 5000):
-        detokenizer = DetokenizerFactory(tokenizer).new(prompt)
+        detokenizer = DetokenizerFactory(Codec(tokenizer)).new(prompt)
         assert "".join(pieces(detokenizer, ids)) == "Hello"

@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 import threading
 import time
 
@@ -8,6 +10,7 @@ from tandem.frontend.tokens.template import TemplateTimeError
 from tandem.frontend.tokens.tokenizer import ModelText
 from tandem.runtime.errors import InvalidRequestError, ModelError
 from tests.frontend.frontend_stack import byte_level_tokenizer, model_files, token_ids
+from tests.frontend.tokens import hostile_templates
 
 HELLO = [{"role": "user", "content": "Hi"}]
 
@@ -110,14 +113,40 @@ def test_a_rendered_text_ends_soon_after_the_length_that_is_too_long() -> None:
     assert 100 < len(text.render([{"role": "user", "content": "x" * 60}], {}, 100, 5)) < 300
 
 
+@pytest.mark.parametrize("stride", [11, pytest.param(1, marks=pytest.mark.slow)])
+def test_no_operation_of_a_template_takes_long_or_much_memory(stride: int) -> None:
+    """Every filter, test, operator, method and function of Jinja, with what is hostile to it."""
+    command = [sys.executable, "-m", hostile_templates.__name__, str(stride)]
+    done = subprocess.run(command, capture_output=True, check=True, timeout=600)
+    judged = json.loads(done.stdout)
+    assert judged["failed"] == [] and judged["num_rendered"] > 5000 // stride
+
+
+@pytest.mark.parametrize(
+    ("template", "rendered"),
+    [
+        ("{{ ['a', 'b'] | join('-') ~ (1 + 2) }}", "a-b3"),
+        ("{{ '%s has %03d' % ('a', 7) }}{{ '{:>3}'.format('b') }}", "a has 007  b"),
+        ("{% set x = [1] + [2] * 2 %}{{ x[1:] | map('string') | list }}", "['2', '2']"),
+        ("{{ 'x' * 3 }}{{ 2 ** 10 }}{{ 7 % 4 }}{{ 'ab'.rjust(4).upper() }}", "xxx10243  AB"),
+        ("{{ 'a' in 'cab' and messages == messages and 4 is even }}", "True"),
+        ("{% set n = namespace(a=1) %}{% set n.a = n.a + 1 %}{{ n.a }}{{ n }}", "2<Namespace>"),
+        ("{% macro m(x) %}<{{ x }}>{% endmacro %}{{ m('a') ~ m(x='b') }}", "<a><b>"),
+    ],
+)
+def test_the_operations_of_honest_templates_are_there(template: str, rendered: str) -> None:
+    assert render(text_with(template)) == rendered
+
+
+@pytest.mark.parametrize("name", ["translate", "encode", "maketrans"])
+def test_a_method_without_a_bound_is_not_there(name: str) -> None:
+    with pytest.raises(InvalidRequestError, match=name):
+        render(text_with(f"{{{{ 'a'.{name}({{}}) }}}}"))
+
+
 def test_a_template_without_end_in_its_source_is_refused() -> None:
     with pytest.raises(ModelError, match="chat template"):
         text_with("x" * 2**20 + "x")
-
-
-def test_a_template_that_gives_itself_more_time_is_refused() -> None:
-    with pytest.raises(ModelError, match="chat template uses the name"):
-        text_with("{% set _tandem_end_s = 1e9 %}{% for i in range(9999) %}{% endfor %}")
 
 
 @pytest.mark.parametrize("length", [1, 10_000])
