@@ -17,6 +17,7 @@ from tandem.engine.models.model_code import choose_model_config
 from tandem.engine.schedule.sequence import Sequence
 from tandem.runtime.errors import ModelError
 from tandem.runtime.messages import SamplingParams, StopConditions
+from tests.accuracy import judged_logits
 from tests.engine.models.generic_architectures import FUSED, QUICK, SIZES, SLOW
 
 NUM_TOKENS = 40
@@ -69,16 +70,15 @@ def generate(engine: Engine) -> list[tuple[list[int], list[float]]]:
     return results
 
 
-@torch.inference_mode()
-def check(model: Any, results: list[tuple[list[int], list[float]]], bound: float) -> None:
+def check(model: Any, results: list[tuple[list[int], list[float]]]) -> None:
     """Compare with one eager pass over each prompt and its answer."""
     for prompt, (tokens, logprobs) in zip(prompts(), results, strict=True):
         assert len(tokens) == len(logprobs) == NUM_TOKENS
-        logits = model(torch.tensor([prompt + tokens]), use_cache=False).logits[0]
-        logits = logits[len(prompt) - 1 : -1].float()
-        assert tokens == logits.argmax(-1).tolist()
-        expected = logits.log_softmax(-1).amax(-1)
-        torch.testing.assert_close(torch.tensor(logprobs), expected, rtol=bound, atol=bound)
+        judged = judged_logits(model, prompt + tokens)
+        rows = slice(len(prompt) - 1, -1)
+        judged.assert_likeliest(tokens, rows)
+        best = judged.each(lambda logits: logits.log_softmax(-1).amax(-1))
+        best.assert_near(torch.tensor(logprobs), rows)
 
 
 def cases() -> Iterator[Any]:
@@ -93,12 +93,11 @@ def test_tokens_and_logits_are_those_of_the_eager_pass(
 ) -> None:
     model = save(tmp_path, kind, values)
     caplog.set_level(logging.DEBUG, "tandem.engine.models")
-    bound = 1e-4 if "num_experts" in values else 2e-5  # of logits and the sum of the softmax
     engine = make_engine(tmp_path, max_num_batched_tokens=24, prefill_chunk_tokens=5)
     assert "called as modules" not in caplog.text
     assert ("stays as it is" not in caplog.text) == (kind in FUSED)
-    check(model, generate(engine), bound)
-    check(model, generate(engine), bound)  # the prompts' heads are in the prefix cache
+    check(model, generate(engine))
+    check(model, generate(engine))  # the prompts' heads are in the prefix cache
     assert engine.block_pool.num_held == 0
 
 
