@@ -15,6 +15,7 @@ from tandem.engine.loading.checkpoint import Checkpoint
 from tandem.engine.loading.weight_readers import cut, lane_for, num_readers, read_pieces
 from tandem.engine.models.config import DTYPES, ModelConfig, eos_token_ids
 from tandem.engine.models.generic_attention import INTERFACE, AttentionCall, attend
+from tandem.engine.models.generic_masks import PROBE, is_window
 from tandem.engine.models.generic_parts import Siblings
 from tandem.engine.models.json_file import MOST, read_json
 from tandem.engine.models.layer_kinds import LayerKind
@@ -63,15 +64,16 @@ def load_generic_config(folder: str | Path) -> ModelConfig:
     model = _on_meta(path, config)
     _refuse_state(path, config, model)
     calls = _probe(path, model)
-    num_layers = config.num_hidden_layers
+    num_layers, max_positions = config.num_hidden_layers, _max_positions(path, config)
     _refuse_calls(path, config, num_layers, calls)
+    _refuse_masks(path, config, calls, max_positions)
     dtype = str(config.dtype or "float32").removeprefix("torch.")
     if dtype not in DTYPES:
         raise ModelError(f"{path}: dtype: {dtype} is not supported", param="dtype")
     head_dim = max(max(each.key_size, each.value_size) for each in calls)
     _check_size(path, "num_hidden_layers", num_layers)
     _check_size(path, "head_dim", head_dim)
-    name, max_positions = type(model).__name__, _max_positions(path, config)
+    name = type(model).__name__
     return ModelConfig(
         architecture=Architecture(name, config.model_type, (), code=f"transformers {_version()}"),
         hidden_size=config.hidden_size,
@@ -191,7 +193,7 @@ def _on_meta(path: Path, config: Any) -> Any:
     name = read_json(path).data["architectures"][0]
     try:
         with torch.device("meta"), no_init_weights():
-            model = getattr(transformers, name)._from_config(config, attn_implementation=INTERFACE)
+            model = getattr(transformers, name)._from_config(config, attn_implementation=PROBE)
     except Exception as error:
         raise _refused(path, name, f"transformers cannot build it: {error}") from error
     return _served(model)
@@ -229,7 +231,8 @@ def _probe(path: Path, model: Any) -> list[_Called]:
     token = attend.set(probe)
     tokens = torch.zeros(1, _PROBE_TOKENS, dtype=torch.int64, device="meta")
     try:
-        model(input_ids=tokens, position_ids=tokens, use_cache=False)
+        # With a mask of its caller's a family looks for no borders of sequences in the positions.
+        model(input_ids=tokens, position_ids=tokens, attention_mask=tokens, use_cache=False)
     except Exception as error:
         at = f"after layer {len(probe.calls) - 1}" if probe.calls else "before its first attention"
         raise _refused(
@@ -262,6 +265,22 @@ def _refuse_calls(path: Path, config: Any, num_layers: int, calls: list[_Called]
             raise _refused(
                 path, name, f"layer {call.layer} has {kv_heads} KV heads of {heads}, others differ"
             )
+
+
+def _refuse_masks(path: Path, config: Any, calls: list[_Called], longest: int) -> None:
+    """Refuse layers whose masks hide or show other positions than attention is asked for."""
+    kinds = getattr(config, "layer_types", None) or ()
+    for call, *_ in calls:
+        is_same = None if call.rule is None else is_window(call.rule, call.window, longest)
+        is_chunk = kinds[call.layer : call.layer + 1] == ["chunked_attention"]
+        if is_same or (is_same is None and is_chunk):  # which no sequence is longer than
+            continue
+        asked = f"a window of {call.window}" if call.window else "all positions before"
+        raise _refused(
+            path,
+            config.architectures[0],
+            f"layer {call.layer} asks attention for {asked}, and its mask is another",
+        )
 
 
 def _max_positions(path: Path, config: Any) -> int:
