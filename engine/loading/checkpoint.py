@@ -19,7 +19,7 @@ FLOATS = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-CODES = {"F8_E4M3": torch.float8_e4m3fn, "I32": torch.int32, "U8": torch.uint8}
+CODES = {"F8_E4M3": torch.float8_e4m3fn, "I32": torch.int32, "U8": torch.uint8, "I8": torch.int8}
 
 
 @dataclass(frozen=True, slots=True)
