@@ -11,6 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tandem.grammar.compiled import compile_source, load_tokenizer
 from tandem.grammar.matcher import GrammarMatcher, MaskThreads
 from tandem.grammar.trial import TrialProcess
+from tandem.runtime.folder_files import check_file, is_there
 from tandem.runtime.messages import Grammar
 
 logger = logging.getLogger(__name__)
@@ -43,9 +44,10 @@ class GrammarCompiler:
         Blocks, and holds the GIL, for up to a second.
         """
         path = folder / "tokenizer.json"
-        if not path.exists() or not eos_token_ids:
+        if not is_there(path) or not eos_token_ids:
             return None
         try:
+            check_file(path)
             tokenizer = load_tokenizer(path, vocab_size, eos_token_ids)
         except Exception as error:  # by the file of a stranger; answers without a grammar go on
             logger.warning("answers cannot follow a grammar: %s: %s", path, error)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from tandem.engine.models.architectures import ARCHITECTURES, WITH_TEXT_CONFIG
+from tandem.engine.models.ends import eos_token_ids
 from tandem.engine.models.json_file import JsonObject, read_json
 from tandem.engine.models.layer_groups import LayerGroups, group_layers
 from tandem.engine.models.layer_kinds import LayerKind, read_layer_kinds
@@ -250,21 +251,6 @@ def _head_dim(config: JsonObject, hidden_size: int, num_heads: int) -> int:
     if head_dim % 2:
         raise config.error("head_dim", f"{head_dim} is odd, which rotary embeddings cannot be")
     return head_dim
-
-
-def eos_token_ids(configs: list[JsonObject], folder: Path) -> tuple[int, ...]:
-    """Return the ids in config.json and in generation_config.json, which often names more."""
-    files = list(configs)
-    if (folder / "generation_config.json").exists():
-        files.append(read_json(folder / "generation_config.json"))
-    ids: dict[int, None] = {}
-    for file in files:
-        value = file.data.get("eos_token_id")
-        for token_id in value if isinstance(value, list) else [] if value is None else [value]:
-            if not isinstance(token_id, int) or isinstance(token_id, bool) or token_id < 0:
-                raise file.error("eos_token_id", f"{token_id!r} is not a token id")
-            ids[token_id] = None
-    return tuple(ids)
 
 
 def _dtype(whole: JsonObject, config: JsonObject) -> str:

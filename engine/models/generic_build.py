@@ -13,7 +13,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from tandem.engine.loading.checkpoint import Checkpoint
 from tandem.engine.loading.weight_readers import cut, lane_for, num_readers, read_pieces
-from tandem.engine.models.config import DTYPES, ModelConfig, eos_token_ids
+from tandem.engine.models.config import DTYPES, ModelConfig
+from tandem.engine.models.ends import eos_token_ids
 from tandem.engine.models.generic_attention import INTERFACE, AttentionCall, attend
 from tandem.engine.models.generic_masks import PROBE, is_window
 from tandem.engine.models.generic_parts import Siblings
@@ -174,7 +175,7 @@ def _transformers_config(path: Path) -> Any:
     name = names[0] if isinstance(names, list) and names else None
     if data.get("is_encoder_decoder"):
         raise _refused(path, name, "it is an encoder with a decoder; only decoders are served")
-    if name not in set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
+    if not isinstance(name, str) or name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
         raise _refused(path, name, f"it is no decoder of text in transformers {_version()}")
     try:
         config = transformers.AutoConfig.from_pretrained(
