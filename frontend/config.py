@@ -1,7 +1,7 @@
 """The frontend's config: its address, and the limits on requests."""
 
 from functools import cache
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -79,6 +79,11 @@ class FrontendConfig(BaseModel):
     )
     head_timeout_s: float = Field(
         10.0, gt=0, description="longest time for a request's head to arrive (s); after it 408"
+    )
+    generation_config: Literal["auto", "ignore"] = Field(
+        "auto",
+        description="auto: temperature, top_p, top_k, min_p and repetition_penalty of a model's "
+        "generation_config.json count where a request leaves them out; ignore: they do not",
     )
     max_n: int = Field(16, ge=1, description="largest `n` of a request")
     max_sequences: int = Field(

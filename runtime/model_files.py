@@ -10,6 +10,7 @@ from tandem.runtime.folder_files import is_there, open_file, read_file, weight_f
 from tandem.runtime.messages import ModelFiles, encode
 from tandem.runtime.plane.server import Responder
 from tandem.runtime.printable import short
+from tandem.runtime.sampling_defaults import sampling_defaults
 
 MODEL_FILES_ENDPOINT = "model_files"
 REQUIRED = ("config.json", "tokenizer.json")
@@ -32,6 +33,7 @@ def read_model_files(folder: Path) -> ModelFiles:
             files[name] = read_file(path)
         elif name in REQUIRED:
             raise ModelError(f"model folder {folder} has no {name}")
+    sampling_defaults(files)  # frontends will read them: a fault is found at the start
     return ModelFiles(files)
 
 

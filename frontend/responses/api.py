@@ -38,6 +38,7 @@ class ResponsesApi:
 
     def __init__(self, generations: Generations, store: ResponseStore, max_bytes: int) -> None:
         self._max_bytes = max_bytes  # of a conversation
+        self._generations = generations
         self._chat = ChatShape(generations, NAMES)
         self._store = store
 
@@ -63,8 +64,9 @@ class ResponsesApi:
                 stored = Stored(call.owner, request.previous_response_id, inputs, body)
                 self._store.put(response_id, stored)
 
+        defaults = self._generations.default_sampling(request.model)
         return ResponseWriter(
-            new_response(request, response_id, is_stored=is_stored),
+            new_response(request, response_id, defaults, is_stored=is_stored),
             keep,
             is_stream=bool(request.stream),
             is_encrypted=request.wants_encrypted_reasoning,

@@ -10,6 +10,7 @@ from tandem.frontend.parsers.formats import reasoning_format_of, tool_format_of
 from tandem.frontend.tokens.detokenizer import DetokenizerFactory
 from tandem.frontend.tokens.template import ChatTemplate
 from tandem.runtime.errors import InvalidRequestError, ModelError
+from tandem.runtime.sampling_defaults import sampling_defaults
 
 _SHORT_CHARACTERS = 4096
 _END_OF_TEXT = "<|endoftext|>"
@@ -37,6 +38,7 @@ class ModelText:
         self.chat_template = sources.get("tool_use") or sources.get("default") or ""
         self.tool_format = tool_format_of(self.chat_template)
         self.reasoning_format = reasoning_format_of(self.chat_template)
+        self.sampling = sampling_defaults(files)
         self.longest_token = max(map(len, self._tokenizer.get_vocab()), default=1)  # characters
         self.detokenizers = DetokenizerFactory(self._tokenizer)
 
