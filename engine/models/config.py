@@ -12,7 +12,7 @@ from tandem.engine.models.layer_groups import LayerGroups, group_layers
 from tandem.engine.models.layer_kinds import LayerKind, read_layer_kinds
 from tandem.engine.models.mixture_config import MixtureConfig, read_mixture
 from tandem.engine.models.quantization import Quantization, read_quantization
-from tandem.engine.models.rope_config import RopeConfig, read_ropes
+from tandem.engine.models.rope_config import RopeConfig, read_ropes, with_positions
 from tandem.engine.models.spec import Architecture, TensorSpec
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -160,6 +160,7 @@ def load_model_config(path: str | Path) -> ModelConfig:
     head_dim = _head_dim(config, hidden_size, num_heads)
     num_layers = config.positive("num_hidden_layers")
     ropes = read_ropes(config, architecture, head_dim)
+    config = with_positions(config, ropes[0])
     plain = ModelConfig(
         architecture=architecture,
         hidden_size=hidden_size,

@@ -129,6 +129,8 @@ _NOTES = """\
   until their place is needed, and a handoff sends none of them. A prefix is found again while the
   blocks of its last window are there. A window that is not shorter than
   `max_position_embeddings` is none.
+- YaRN gives a model `original_max_position_embeddings` times `factor` positions, where those are
+  more than `max_position_embeddings`: model cards say to add it and leave that key as it is.
 - LongRoPE has factors for short sequences and for long ones. The short ones are in use when
   `engine.max_model_len`, or else `max_position_embeddings`, is at most
   `original_max_position_embeddings`; otherwise every sequence turns by the long ones. Prefill and

@@ -18,9 +18,9 @@ from tandem.engine.models.ends import eos_token_ids
 from tandem.engine.models.generic_attention import INTERFACE, AttentionCall, attend
 from tandem.engine.models.generic_masks import PROBE, is_window
 from tandem.engine.models.generic_parts import Siblings
-from tandem.engine.models.json_file import MOST, read_json
+from tandem.engine.models.json_file import MOST, JsonObject, read_json
 from tandem.engine.models.layer_kinds import LayerKind
-from tandem.engine.models.rope_config import RopeConfig
+from tandem.engine.models.rope_config import RopeConfig, extended_positions
 from tandem.engine.models.spec import Architecture
 from tandem.runtime.errors import ModelError
 
@@ -291,12 +291,19 @@ def _max_positions(path: Path, config: Any) -> int:
         raise ModelError(
             f"{path}: max_position_embeddings: missing", param="max_position_embeddings"
         )
+    rope = getattr(config, "rope_parameters", None) or {}
+    parts = (rope, *(each for each in rope.values() if isinstance(each, dict)))
+    given = JsonObject(path, {})
+    for part in parts:
+        if part.get("rope_type") == "yarn":
+            yarn = given.with_changes(part)
+            original = yarn.positive("original_max_position_embeddings", most)
+            most = extended_positions(most, original, yarn.number("factor", 1.0))
     limit, reason = most, ""
     chunk = getattr(config, "attention_chunk_size", None)
     if chunk and "chunked_attention" in (getattr(config, "layer_types", None) or ()):
         limit, reason = min(limit, chunk), "layers attend in chunks of that many tokens"
-    rope = getattr(config, "rope_parameters", None) or {}
-    for part in (rope, *(each for each in rope.values() if isinstance(each, dict))):
+    for part in parts:
         if part.get("rope_type") in _ROPE_BY_LENGTH:
             original = part.get("original_max_position_embeddings") or most
             limit, reason = min(limit, original), f"{part['rope_type']} angles change beyond"

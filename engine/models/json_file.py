@@ -68,6 +68,10 @@ class JsonObject:
         """Return the same object with `defaults` for absent keys. A null stays one."""
         return replace(self, data=dict(defaults) | self.data)
 
+    def with_changes(self, changes: Mapping[str, object]) -> "JsonObject":
+        """Return the same object with other values."""
+        return replace(self, data=self.data | dict(changes))
+
     def error(self, key: str, problem: str) -> ModelError:
         """Return an error about the value at `key`."""
         return ModelError(f"{self.path}: {self.prefix}{key}: {problem}", param=key)
