@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,22 +12,21 @@ from torch import nn
 from transformers.initialization import no_init_weights
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from tandem.engine.loading.checkpoint import Checkpoint
-from tandem.engine.loading.weight_readers import cut, lane_for, num_readers, read_pieces
 from tandem.engine.models.config import DTYPES, ModelConfig
 from tandem.engine.models.ends import eos_token_ids
 from tandem.engine.models.generic_attention import INTERFACE, AttentionCall, attend
 from tandem.engine.models.generic_masks import PROBE, is_window
-from tandem.engine.models.generic_parts import Siblings
 from tandem.engine.models.json_file import MOST, JsonObject, read_json
 from tandem.engine.models.layer_kinds import LayerKind
 from tandem.engine.models.rope_config import RopeConfig, extended_positions
 from tandem.engine.models.spec import Architecture
-from tandem.runtime.errors import ModelError
+from tandem.runtime.errors import ModelError, TandemError
+from tandem.runtime.printable import one_line
 
 logger = logging.getLogger(__name__)
 
 _PROBE_TOKENS = 3
+_MAX_REASON_BYTES = 512
 _ATTENTION_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
 # Their angles depend on the longest sequence of a batch beyond the original context.
 _ROPE_BY_LENGTH = {"dynamic", "longrope"}
@@ -55,16 +55,32 @@ class _Probe:
         return q.new_empty(*q.shape[:2], v.shape[2])
 
 
+@contextmanager
+def translated(folder: Path) -> Iterator[None]:
+    """Raise what transformers and its models raise of a folder's values as ModelError."""
+    try:
+        yield
+    except (TandemError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # they have no common error
+        reason = one_line(str(error) or type(error).__name__, _MAX_REASON_BYTES)
+        raise ModelError(f"{folder}: transformers {version()} cannot load it: {reason}") from error
+
+
 def load_generic_config(folder: str | Path) -> ModelConfig:
     """Return the sizes of the model in `folder`, from a pass of its modelling code on no device.
 
     Raises ModelError naming the layer and the reason for a model that cannot be served.
     """
-    path = Path(folder) / "config.json"
-    config = _transformers_config(path)
-    model = _on_meta(path, config)
+    with translated(Path(folder)):
+        return _load_config(Path(folder) / "config.json")
+
+
+def _load_config(path: Path) -> ModelConfig:
+    config = transformers_config(path)
+    model = on_meta(path, config)
     _refuse_state(path, config, model)
-    calls = _probe(path, model)
+    calls = probe(path, model)
     num_layers, max_positions = config.num_hidden_layers, _max_positions(path, config)
     _refuse_calls(path, config, num_layers, calls)
     _refuse_masks(path, config, calls, max_positions)
@@ -76,7 +92,7 @@ def load_generic_config(folder: str | Path) -> ModelConfig:
     _check_size(path, "head_dim", head_dim)
     name = type(model).__name__
     return ModelConfig(
-        architecture=Architecture(name, config.model_type, (), code=f"transformers {_version()}"),
+        architecture=Architecture(name, config.model_type, (), code=f"transformers {version()}"),
         hidden_size=config.hidden_size,
         intermediate_size=getattr(config, "intermediate_size", None) or config.hidden_size,
         num_layers=num_layers,
@@ -88,7 +104,7 @@ def load_generic_config(folder: str | Path) -> ModelConfig:
         rms_norm_eps=1e-6,  # like `rope`, of no use: transformers' own code computes both
         rope=RopeConfig(1.0),
         tie_word_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
-        eos_token_ids=eos_token_ids([read_json(path)], Path(folder)),
+        eos_token_ids=eos_token_ids([read_json(path)], path.parent),
         dtype=dtype,
         layer_kinds=_layer_kinds(calls, max_positions),
     )
@@ -100,71 +116,8 @@ def _layer_kinds(calls: list[_Called], longest: int) -> tuple[LayerKind, ...]:
     return tuple(LayerKind(None, window) for window in windows) if any(windows) else ()
 
 
-def build_generic(
-    folder: str | Path, dtype: torch.dtype, device: torch.device
-) -> tuple[Any, list[tuple[str, ...]]]:
-    """Return the module with its weights on `device`, and its linear modules of common inputs.
-
-    Raises ModelError naming what is missing.
-    """
-    path = Path(folder) / "config.json"
-    config = _transformers_config(path)
-    checkpoint = Checkpoint(folder)
-    names = set(checkpoint)
-    meta = _on_meta(path, config)
-    found = Siblings(meta)
-    _probe(path, meta)
-    siblings = found.close()
-    tied = set(meta.all_tied_weights_keys)
-    wanted = {name for name, _ in meta.named_parameters()} - tied
-    if not wanted <= names:
-        model = _by_conversion(path, type(meta), config, dtype).to(device)
-        return _checked(path, model), siblings
-    with torch.device(device), no_init_weights():
-        model = type(meta)._from_config(config, dtype=dtype, attn_implementation=INTERFACE)
-    model.tie_weights()
-    targets = {name: p for name, p in model.named_parameters() if name in wanted}
-    pieces = cut(
-        (checkpoint.find(name, *target.shape), target.data) for name, target in targets.items()
-    )
-    lanes = [lane_for(device) for _ in range(min(num_readers(), len(pieces)))]
-    read_pieces(pieces, lanes, lambda num_bytes: None)
-    for name, buffer in model.named_buffers():
-        if name in names:
-            stored = checkpoint.find(name, *buffer.shape)
-            read_pieces(cut([(stored, buffer)]), lanes[:1], lambda num_bytes: None)
-    return _checked(path, model), siblings
-
-
-def _by_conversion(path: Path, kind: Any, config: Any, dtype: torch.dtype) -> Any:
-    """Load a checkpoint whose names differ from the module's, by transformers' own mapping."""
-    model, info = kind.from_pretrained(
-        path.parent,
-        config=config,
-        dtype=dtype,
-        attn_implementation=INTERFACE,
-        local_files_only=True,
-        use_safetensors=True,
-        trust_remote_code=False,  # no code of a model's folder is ever run
-        output_loading_info=True,
-    )
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise ModelError(
-            f"{path.parent}: no safetensors file has tensor {missing[0]}", param=missing[0]
-        )
-    return model
-
-
-def _checked(path: Path, model: Any) -> Any:
-    """Return `model`, whose numbers are all finite."""
-    for name, parameter in model.named_parameters():
-        if not bool(torch.stack(torch.aminmax(parameter.detach())).isfinite().all()):
-            raise ModelError(f"{path.parent}: not all numbers are finite in {name}", param=name)
-    return _served(model)
-
-
-def _transformers_config(path: Path) -> Any:
+def transformers_config(path: Path) -> Any:
+    """Return transformers' configuration of a decoder of text. Raise ModelError for another."""
     data = read_json(path).data
     if data.get("quantization_config"):
         raise ModelError(
@@ -176,7 +129,7 @@ def _transformers_config(path: Path) -> Any:
     if data.get("is_encoder_decoder"):
         raise _refused(path, name, "it is an encoder with a decoder; only decoders are served")
     if not isinstance(name, str) or name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-        raise _refused(path, name, f"it is no decoder of text in transformers {_version()}")
+        raise _refused(path, name, f"it is no decoder of text in transformers {version()}")
     try:
         config = transformers.AutoConfig.from_pretrained(
             path.parent,
@@ -184,23 +137,24 @@ def _transformers_config(path: Path) -> Any:
             trust_remote_code=False,  # no code of a model's folder is ever run
         )
     except Exception as error:  # its readers and validators raise what they like
-        raise ModelError(f"{path}: transformers {_version()}: {error}") from error
+        raise ModelError(f"{path}: transformers {version()}: {error}") from error
     if config.get_text_config() is not config:
         raise _refused(path, name, "it takes more than text")
     return config
 
 
-def _on_meta(path: Path, config: Any) -> Any:
+def on_meta(path: Path, config: Any) -> Any:
+    """Return the module on no device. Raise ModelError where it cannot be built."""
     name = read_json(path).data["architectures"][0]
     try:
         with torch.device("meta"), no_init_weights():
             model = getattr(transformers, name)._from_config(config, attn_implementation=PROBE)
     except Exception as error:
         raise _refused(path, name, f"transformers cannot build it: {error}") from error
-    return _served(model)
+    return served(model)
 
 
-def _served(model: Any) -> Any:
+def served(model: Any) -> Any:
     """Return `model` with Tandem's experts, and without a look at its inputs on the host."""
     model.config._experts_implementation = INTERFACE
     model.config.pad_token_id = None  # else a pass looks for padding in the tokens
@@ -227,21 +181,23 @@ def _stateful_parts(config: Any, model: Any) -> Iterator[str]:
 
 
 @torch.no_grad()  # inference mode would not count the writes to a tensor
-def _probe(path: Path, model: Any) -> list[_Called]:
-    probe = _Probe()
-    token = attend.set(probe)
+def probe(path: Path, model: Any) -> list[_Called]:
+    """Return the calls of a pass of the model on no device. Raise ModelError where it fails."""
+    attention = _Probe()
+    token = attend.set(attention)
     tokens = torch.zeros(1, _PROBE_TOKENS, dtype=torch.int64, device="meta")
     try:
         # With a mask of its caller's a family looks for no borders of sequences in the positions.
         model(input_ids=tokens, position_ids=tokens, attention_mask=tokens, use_cache=False)
     except Exception as error:
-        at = f"after layer {len(probe.calls) - 1}" if probe.calls else "before its first attention"
+        calls = attention.calls
+        at = f"after layer {len(calls) - 1}" if calls else "before its first attention"
         raise _refused(
             path, type(model).__name__, f"its pass over a flat batch fails {at}: {error}"
         ) from error
     finally:
         attend.reset(token)
-    return probe.calls
+    return attention.calls
 
 
 def _refuse_calls(path: Path, config: Any, num_layers: int, calls: list[_Called]) -> None:
@@ -322,5 +278,6 @@ def _refused(path: Path, name: object, reason: str) -> ModelError:
     return ModelError(f"{path}: architectures: {name!r}: {reason}", param="architectures")
 
 
-def _version() -> str:
+def version() -> str:
+    """Return the version of transformers."""
     return str(transformers.__version__)

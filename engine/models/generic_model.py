@@ -20,9 +20,9 @@ from tandem.engine.models.generic_attention import (
     attend_rotated,
     rotary_table,
 )
-from tandem.engine.models.generic_build import build_generic
 from tandem.engine.models.generic_parts import pack_linears, swap_mlps, swap_norms
 from tandem.engine.models.generic_trace import flat_trunk
+from tandem.engine.models.generic_weights import build_generic
 from tandem.engine.step.batch import Batch
 
 

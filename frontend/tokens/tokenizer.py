@@ -142,7 +142,7 @@ def _load_tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
 def _load_json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     try:
         loaded = json.loads(files.get(name, b"{}"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{name}: {error}") from error
     if not isinstance(loaded, dict):
         raise ModelError(f"{name} is not a JSON object")
