@@ -138,8 +138,9 @@ def _choices(
 
 def default_sampling(model: ServedModel, config: FrontendConfig) -> SamplingDefaults:
     """Return the sampling of requests to `model` that name none."""
-    is_used = isinstance(model, TokenModel) and config.generation_config == "auto"
-    return model.text.sampling if is_used else NO_DEFAULTS
+    if isinstance(model, TokenModel) and config.generation_config == "auto":
+        return model.text.sampling
+    return NO_DEFAULTS
 
 
 def _sampling(
