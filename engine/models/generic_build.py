@@ -12,6 +12,7 @@ from torch import nn
 from transformers.initialization import no_init_weights
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from tandem.engine.loading.checkpoint import Checkpoint
 from tandem.engine.models.config import DTYPES, ModelConfig
 from tandem.engine.models.ends import eos_token_ids
 from tandem.engine.models.generic_attention import INTERFACE, AttentionCall, attend
@@ -21,6 +22,7 @@ from tandem.engine.models.layer_kinds import LayerKind
 from tandem.engine.models.rope_config import RopeConfig, extended_positions
 from tandem.engine.models.spec import Architecture
 from tandem.runtime.errors import ModelError, TandemError
+from tandem.runtime.folder_files import weight_files
 from tandem.runtime.printable import one_line
 
 logger = logging.getLogger(__name__)
@@ -80,6 +82,7 @@ def _load_config(path: Path) -> ModelConfig:
     config = transformers_config(path)
     model = on_meta(path, config)
     _refuse_state(path, config, model)
+    _refuse_sizes(path, model)
     calls = probe(path, model)
     num_layers, max_positions = config.num_hidden_layers, _max_positions(path, config)
     _refuse_calls(path, config, num_layers, calls)
@@ -138,6 +141,9 @@ def transformers_config(path: Path) -> Any:
         )
     except Exception as error:  # its readers and validators raise what they like
         raise ModelError(f"{path}: transformers {version()}: {error}") from error
+    for key, most in MOST.items():
+        if isinstance(value := getattr(config, key, None), int) and value > most:
+            raise ModelError(f"{path}: {key}: {value} is above {most}", param=key)
     if config.get_text_config() is not config:
         raise _refused(path, name, "it takes more than text")
     return config
@@ -178,6 +184,19 @@ def _stateful_parts(config: Any, model: Any) -> Iterator[str]:
             yield f"{owner} ({type(model.get_submodule(owner)).__name__})"
     if getattr(model, "_is_stateful", False):
         yield "it"
+
+
+def _refuse_sizes(path: Path, model: Any) -> None:
+    """Refuse a model of more numbers than its files have, if there are any, before it is tried."""
+    if not weight_files(path.parent):
+        return
+    tied = set(model.all_tied_weights_keys)
+    num_asked = sum(each.numel() for name, each in model.named_parameters() if name not in tied)
+    num_stored = Checkpoint(path.parent).num_bytes(torch.int8)  # one byte for each number
+    if num_asked > num_stored:
+        raise ModelError(
+            f"{path}: implies {num_asked} numbers of weights, the files have {num_stored}"
+        )
 
 
 @torch.no_grad()  # inference mode would not count the writes to a tensor

@@ -1,5 +1,6 @@
 """Models that transformers' code computes: the tokens and logits of their own eager pass."""
 
+import json
 import logging
 import random
 from collections.abc import Iterator
@@ -158,6 +159,18 @@ def test_auto_chooses_transformers_or_names_the_extra(
     monkeypatch.setattr("tandem.engine.models.model_code.find_spec", lambda name: None)
     with pytest.raises(ModelError, match=r"tandem-serve\[transformers\]"):
         choose_model_config(tmp_path, "auto")
+
+
+@pytest.mark.parametrize("num_layers", [4, 200, 10**6, 10**30])
+def test_a_model_of_more_layers_than_its_files_have_is_refused_before_it_is_tried(
+    num_layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, "stablelm", {})
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": num_layers}))
+    monkeypatch.setattr("tandem.engine.models.generic_build.probe", None)
+    with pytest.raises(ModelError, match=r"num_hidden_layers|numbers of weights"):
+        choose_model_config(tmp_path, "transformers")
 
 
 @pytest.mark.parametrize("layer", [1, 2])
