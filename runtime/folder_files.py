@@ -81,7 +81,8 @@ def read_weight_map(folder: Path) -> dict[str, str] | None:
     if not isinstance(weight_map, dict):
         raise ModelError(f"{path}: has no weight_map", param="weight_map")
     for file_name in weight_map.values():
-        if not isinstance(file_name, str) or Path(file_name).name != file_name:
+        is_name = isinstance(file_name, str) and file_name.isprintable()
+        if not is_name or Path(file_name).name != file_name:
             raise ModelError(f"{path}: weight_map leaves the folder: {short(repr(file_name))}")
     return weight_map
 

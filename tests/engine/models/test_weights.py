@@ -199,6 +199,8 @@ def test_a_shard_without_a_tensor_of_its_index_is_named(tmp_path: Path) -> None:
         ("{", "not valid JSON"),
         ('{"weight_map": []}', "has no weight_map"),
         ('{"weight_map": {"lm_head.weight": 7}}', "leaves the folder"),
+        ('{"weight_map": {"lm_head.weight": "\\ud800"}}', "leaves the folder"),
+        ('{"weight_map": {"lm_head.weight": "\\u0000"}}', "leaves the folder"),
         ("[" * 100_000, "not valid JSON"),
         ('{"weight_map": {"lm_head.weight": "../secret.safetensors"}}', "leaves the folder"),
     ],
