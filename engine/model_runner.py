@@ -123,8 +123,11 @@ class ModelRunner:
             )
             longest = choose_max_model_len(config, model_config, num_blocks, config.block_size)
             model = make_model(longest)
+            profile = self._profile(model, kernels, longest)
+            profile.try_one()
             if device.type == "cuda":
-                self._profile(model, kernels, longest).warm_up()
+                profile.warm_up()
+            del profile
         else:
             longest = config.max_model_len or model_config.max_position_embeddings
             model = make_model(longest)
@@ -142,6 +145,7 @@ class ModelRunner:
         assert config.block_size is not None
         memory = CudaMemory(self._device)
         profile = self._profile(model, kernels, longest)
+        profile.try_one()
         reserve = profile.reserve(memory)
         profile.warm_up()
         del profile

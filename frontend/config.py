@@ -122,6 +122,11 @@ class FrontendConfig(BaseModel):
         description="longest time for a request's head to arrive, and for the first one of a "
         "connection to begin (s); after it 408, or the end of the connection",
     )
+    generation_config: Literal["auto", "ignore"] = Field(
+        "auto",
+        description="auto: temperature, top_p, top_k, min_p and repetition_penalty of a model's "
+        "generation_config.json count where a request leaves them out; ignore: they do not",
+    )
     max_n: int = Field(16, ge=1, description="largest `n` of a request")
     max_sequences: int = Field(
         256, ge=1, description="most choices of one request: its prompts times `n`"

@@ -16,6 +16,7 @@ from tandem.grammar.refusals import Refusals
 from tandem.grammar.trial import TrialProcess
 from tandem.grammar.verdict import Verdict
 from tandem.runtime.errors import InvalidRequestError
+from tandem.runtime.folder_files import check_file, is_there
 from tandem.runtime.messages import Grammar
 from tandem.runtime.native import fault_of
 
@@ -55,9 +56,10 @@ class GrammarCompiler:
         Blocks, and holds the GIL, for up to a second.
         """
         path = folder / "tokenizer.json"
-        if not path.exists() or not eos_token_ids:
+        if not is_there(path) or not eos_token_ids:
             return None
         try:
+            check_file(path)
             tokenizer = load_tokenizer(path, vocab_size, eos_token_ids)
         except BaseException as error:  # by the file of a stranger; other answers go on
             logger.warning("answers cannot follow a grammar: %s: %s", path, fault_of(error))

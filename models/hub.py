@@ -8,6 +8,7 @@ from tandem.runtime.progress import ProgressBar
 
 # Nothing that could be run: weights as safetensors, the rest as JSON or a template.
 _PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
+_LEFT = ["consolidated*.safetensors"]  # the same weights again, in Mistral's own form
 _TIMEOUT_S = 10.0
 
 
@@ -19,6 +20,7 @@ def download(hub_id: str, endpoint: str | None) -> Path:
         folder = huggingface_hub.snapshot_download(
             hub_id,
             allow_patterns=_PATTERNS,
+            ignore_patterns=_LEFT,
             endpoint=endpoint,
             etag_timeout=_TIMEOUT_S,
             tqdm_class=_silent_bars(bar),

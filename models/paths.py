@@ -8,6 +8,7 @@ from pathlib import Path
 from tandem.models import hub
 from tandem.runtime.errors import ModelError
 from tandem.runtime.extras import install_command
+from tandem.runtime.folder_files import is_there
 
 BUNDLED_MODEL_NAME = "tandem-tiny"
 BUNDLED_MODEL = Path(__file__).resolve().parent / BUNDLED_MODEL_NAME
@@ -32,7 +33,7 @@ def resolve_model(name_or_path: str | Path) -> Path:
     folder = Path(name).expanduser()
     _refuse_other_weights(folder)
     if folder.is_dir():
-        if (folder / "config.json").is_file():
+        if is_there(folder / "config.json"):
             return folder.resolve()
         raise ModelError(f"{folder} is a folder, but it has no config.json", param="model")
     tried = [f"the bundled name {BUNDLED_MODEL_NAME!r}", f"the folder {folder.absolute()}"]

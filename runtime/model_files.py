@@ -1,13 +1,16 @@
 """The files of a model folder that a frontend needs: reading, digest, and sending them."""
 
 import hashlib
+import os
 from pathlib import Path
 
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ModelError, NotFoundError
+from tandem.runtime.folder_files import is_there, open_file, read_file, weight_files
 from tandem.runtime.messages import ModelFiles, encode
 from tandem.runtime.plane.server import Responder
 from tandem.runtime.printable import short
+from tandem.runtime.sampling_defaults import sampling_defaults
 
 MODEL_FILES_ENDPOINT = "model_files"
 REQUIRED = ("config.json", "tokenizer.json")
@@ -23,28 +26,29 @@ OPTIONAL = (
 
 
 def read_model_files(folder: Path) -> ModelFiles:
-    """Read the files. Raise ModelError naming a required file that is missing."""
+    """Read the files. Raise ModelError naming one that is missing, or that cannot be read."""
     files = {}
     for name in (*REQUIRED, *OPTIONAL):
         path = folder / name
-        if path.is_file():
-            files[name] = path.read_bytes()
+        if is_there(path):
+            files[name] = read_file(path)
         elif name in REQUIRED:
             raise ModelError(f"model folder {folder} has no {name}")
+    sampling_defaults(files)  # frontends will read them: a fault is found at the start
     return ModelFiles(files)
 
 
 def weights_fingerprint(folder: Path) -> str:
     """Return a digest that differs between fine-tunes of a model, from a part of the weights.
 
-    BLAKE2b, hex, over config.json and, of each *.safetensors file, its size and `NUM_SAMPLES`
-    pieces spread evenly over it.
+    BLAKE2b, hex, over config.json and, of each file of weights, its size and `NUM_SAMPLES` pieces
+    spread evenly over it. Raise ModelError.
     """
-    digest = hashlib.blake2b((folder / "config.json").read_bytes(), digest_size=16)
-    for path in sorted(folder.glob("*.safetensors")):
-        num_bytes = path.stat().st_size
-        digest.update(f"{path.name} {num_bytes} ".encode())
-        with path.open("rb") as weights:
+    digest = hashlib.blake2b(read_file(folder / "config.json"), digest_size=16)
+    for name in weight_files(folder):
+        with open_file(folder / name) as weights:
+            num_bytes = os.fstat(weights.fileno()).st_size
+            digest.update(f"{name} {num_bytes} ".encode())
             for i in range(NUM_SAMPLES):
                 weights.seek(max(0, num_bytes - SAMPLE_BYTES) * i // (NUM_SAMPLES - 1))
                 digest.update(weights.read(SAMPLE_BYTES))

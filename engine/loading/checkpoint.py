@@ -11,15 +11,21 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from tandem.runtime.errors import ModelError
+from tandem.runtime.folder_files import (
+    INDEX_NAME,
+    is_there,
+    open_file,
+    read_weight_map,
+    weight_files,
+)
 
-INDEX_NAME = "model.safetensors.index.json"
 FLOATS = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-CODES = {"F8_E4M3": torch.float8_e4m3fn, "I32": torch.int32, "U8": torch.uint8}
+CODES = {"F8_E4M3": torch.float8_e4m3fn, "I32": torch.int32, "U8": torch.uint8, "I8": torch.int8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,30 +100,24 @@ class Checkpoint:
         return StoredTensor(name, path, dtype, header.data_start_bytes + entry["data_offsets"][0])
 
     def _locate(self) -> dict[str, str]:
-        index_path = self.folder / INDEX_NAME
-        if index_path.exists():
-            try:
-                weight_map = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
-                located = {str(name): str(file_name) for name, file_name in weight_map.items()}
-            except (ValueError, KeyError, TypeError, AttributeError) as exc:
-                raise ModelError(f"{index_path}: no readable weight_map: {exc!r}") from exc
-            self._check_file_names(index_path, set(located.values()))
+        file_names = weight_files(self.folder)
+        located = read_weight_map(self.folder)
+        if located is not None:
+            for file_name in file_names:
+                if not is_there(self.folder / file_name):
+                    raise ModelError(
+                        f"{self.folder / file_name}: missing, although {INDEX_NAME} names it"
+                    )
             return located
-        file_names = sorted(path.name for path in self.folder.glob("*.safetensors"))
+        if len(file_names) > 1:
+            raise ModelError(
+                f"{self.folder}: which of {', '.join(file_names)} has the weights? There is no "
+                f"{INDEX_NAME}: name one of them model.safetensors"
+            )
         if not file_names:
             raise ModelError(f"{self.folder}: no *.safetensors file")
-        return {
-            name: file_name for file_name in file_names for name in self._header(file_name).entries
-        }
-
-    def _check_file_names(self, index_path: Path, file_names: set[str]) -> None:
-        for file_name in sorted(file_names):
-            if Path(file_name).name != file_name:
-                raise ModelError(f"{index_path}: weight_map leaves the folder: {file_name!r}")
-            if not (self.folder / file_name).exists():
-                raise ModelError(
-                    f"{self.folder / file_name}: missing, although {INDEX_NAME} names it"
-                )
+        [file_name] = file_names
+        return dict.fromkeys(self._header(file_name).entries, file_name)
 
     def _header(self, file_name: str) -> "_Header":
         if file_name not in self._headers:
@@ -134,7 +134,7 @@ class _Header:
 def _read_header(path: Path) -> _Header:
     """Read the header of a file; the safetensors library checks it, and the file's length."""
     try:
-        with safe_open(str(path), framework="pt"), path.open("rb") as file:
+        with open_file(path) as file, safe_open(str(path), framework="pt"):
             num_bytes = int.from_bytes(file.read(8), "little")
             entries: dict[str, dict[str, Any]] = json.loads(file.read(num_bytes))
     except (OSError, ValueError, SafetensorError) as exc:

@@ -22,6 +22,7 @@ _FLOAT4_BIAS, _MOST_FLOAT4_EXPONENT = 127, 100  # kernels multiply a scale by 2^
 _SCALES = {name: FLOATS[name] for name in ("F32", "F16", "BF16")}
 _FLOAT8 = {"F8_E4M3": CODES["F8_E4M3"]}
 _WORDS = {"I32": CODES["I32"]}
+_INT8 = {"I8": CODES["I8"]}
 _BYTES = {"U8": CODES["U8"]}
 # Beside a matrix, without a part in its numbers: those of activations and of the KV cache.
 UNREAD = (".input_scale", ".input_scale_ub", ".activation_scale", ".weight_shape")
@@ -76,8 +77,12 @@ def find_quantized(
     elif form.form == "packed":
         finder.add(("weight_packed",), _WORDS, (out_size, in_size // 8))
         finder.add(("weight_scale",), _SCALES, (out_size, num_groups))
+        packed_zeros = -(-out_size // 8), num_groups
         if form.zeros != "none":
-            finder.add(("weight_zero_point",), _WORDS, (-(-out_size // 8), num_groups))
+            finder.add(("weight_zero_point",), _WORDS, packed_zeros)
+        else:  # some writers store those of a symmetric form too
+            either = packed_zeros, (out_size, num_groups)
+            finder.add_if_there("weight_zero_point", _WORDS | _INT8, *either)
         finder.add_if_there("weight_g_idx", _WORDS, (in_size,))
     else:
         by_outputs = (in_size, out_size // 8)
@@ -109,9 +114,9 @@ class _Finder:
         self.tensors[suffixes[0]] = self.checkpoint.find(name, *shape, dtypes=dtypes)
         self.shapes[suffixes[0]] = shape
 
-    def add_if_there(self, suffix: str, dtypes: Mapping[str, torch.dtype], shape: Shape) -> None:
+    def add_if_there(self, suffix: str, dtypes: Mapping[str, torch.dtype], *shapes: Shape) -> None:
         if f"{self.module}{self.separator}{suffix}" in self.checkpoint:
-            self.add((suffix,), dtypes, shape)
+            self.add((suffix,), dtypes, *shapes)
 
 
 def read_quantized(
@@ -166,9 +171,12 @@ class _Reader:
         self._refuse_order("weight_g_idx")
         scales = self._scales("weight_scale")
         zeros = None
-        if "weight_zero_point" in self.tensors:
-            words = self.tensors["weight_zero_point"].T  # [num_groups, ceil(out / 8)]
-            zeros = _codes(words)[:, : len(scales)].T
+        words = self.tensors.get("weight_zero_point")
+        if words is not None and words.dtype == torch.int8:  # as numbers, which are added to none
+            if bool(words.any()):
+                raise self._error("weight_zero_point", "is not 0, although the form is symmetric")
+        elif words is not None:  # [ceil(out / 8), num_groups]
+            zeros = _codes(words.T)[:, : len(scales)].T
         return self._int4(self.tensors["weight_packed"].view(torch.uint8), scales, zeros)
 
     def awq(self) -> QuantizedMatrix:
@@ -195,12 +203,20 @@ class _Reader:
         scales = self.tensors[suffix]
         if not bool(scales.isfinite().all()):
             raise self._error(suffix, "not all scales are finite")
+        if bool((scales < 0).any()):
+            raise self._error(suffix, "a scale is below 0")
         return scales
 
     def _refuse_order(self, suffix: str) -> None:
         """Raise ModelError where inputs do not belong to groups in their order."""
         groups = self.tensors.get(suffix)
         if groups is None:
+            if self.form.has_order and self.form.group_size:
+                raise ModelError(
+                    f"{self.stored.name}: no safetensors file has {self.stored.name}.{suffix}, "
+                    "although inputs are ordered by it (desc_act, actorder)",
+                    param=f"{self.stored.name}.{suffix}",
+                )
             return
         ordered = torch.arange(len(groups), device=groups.device) // self.group_size
         if not torch.equal(groups.long(), ordered):

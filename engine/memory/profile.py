@@ -1,7 +1,7 @@
 """Steps run over zeros before the first request: for their memory, and to build their kernels."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 import msgspec
@@ -20,6 +20,7 @@ from tandem.engine.step.model_steps import ModelSteps
 from tandem.engine.step.sampler import DRAWN
 from tandem.kernels.sampling.rows import TokenMasks
 from tandem.runtime.block_hash import num_blocks_of
+from tandem.runtime.errors import ModelError
 from tandem.runtime.messages import SamplingParams, StopConditions
 from tandem.runtime.progress import ProgressBar
 
@@ -57,12 +58,27 @@ class StepProfile:
         self._max_num_seqs = min(config.max_num_seqs, self._max_num_tokens)
         self._longest = longest
         self._vocab_size = model_config.vocab_size
+        self._num_layers = model_config.num_layers
         self._num_groups = len(model_config.layer_groups.windows)
         self._mask_logits = kernels.mask_logits
         dtype = getattr(torch, model_config.dtype)
         shape = block_shape(model_config, config.block_size)
         self._pool = torch.zeros(2, *shape, dtype=dtype, device=device)
         self._steps = ModelSteps(config, model_config, model, kernels, longest, self._pool)
+
+    @torch.inference_mode()
+    def try_one(self) -> None:
+        """Compute one token. Raise ModelError naming the layer where the model's code fails."""
+        passed: list[int] = []
+        last = range(1, self._num_layers + 1)
+        try:
+            self._run([self._chunk(0, 1, SamplingParams(temperature=0.0))], passed.append, last)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever modelling code raises
+            num = len(passed)
+            where = f"in layer {num}" if num < self._num_layers else "after its last attention"
+            raise ModelError(f"a first token fails {where}: {error}") from error
 
     @torch.inference_mode()
     def reserve(self, memory: DeviceMemory) -> Reserve:
@@ -107,12 +123,18 @@ class StepProfile:
         """Run a step full of tokens and of sequences: decodes, and prompts that end in it."""
         self._run(self._mixed_chunks())
 
-    def _run(self, chunks: list[Chunk]) -> None:
+    def _run(
+        self,
+        chunks: list[Chunk],
+        on_layers: Callable[[int], None] | None = None,
+        boundaries: Collection[int] = (),
+    ) -> None:
         step, steps = pack_step(chunks), self._steps
         changes = steps.batch_rows.take_changes([chunk.seq for chunk in chunks])
         if changes is not None:
             steps.batch_rows.apply(changes)
-        steps.run(step, steps.sampler.plan(step.sampled, len(chunks)))
+        plan = steps.sampler.plan(step.sampled, len(chunks))
+        steps.run(step, plan, on_layers, boundaries)
 
     def run_decode(self) -> None:
         """Run a decode step of all batch rows, as padding, with room for contexts of any length."""

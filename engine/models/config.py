@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from tandem.engine.models.architectures import ARCHITECTURES, WITH_TEXT_CONFIG
+from tandem.engine.models.ends import eos_token_ids
 from tandem.engine.models.json_file import JsonObject, read_json
 from tandem.engine.models.layer_groups import LayerGroups, group_layers
 from tandem.engine.models.layer_kinds import LayerKind, read_layer_kinds
 from tandem.engine.models.mixture_config import MixtureConfig, read_mixture
 from tandem.engine.models.quantization import Quantization, read_quantization
-from tandem.engine.models.rope_config import RopeConfig, read_ropes
+from tandem.engine.models.rope_config import RopeConfig, read_ropes, with_positions
 from tandem.engine.models.spec import Architecture, TensorSpec
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -159,6 +160,7 @@ def load_model_config(path: str | Path) -> ModelConfig:
     head_dim = _head_dim(config, hidden_size, num_heads)
     num_layers = config.positive("num_hidden_layers")
     ropes = read_ropes(config, architecture, head_dim)
+    config = with_positions(config, ropes[0])
     plain = ModelConfig(
         architecture=architecture,
         hidden_size=hidden_size,
@@ -250,21 +252,6 @@ def _head_dim(config: JsonObject, hidden_size: int, num_heads: int) -> int:
     if head_dim % 2:
         raise config.error("head_dim", f"{head_dim} is odd, which rotary embeddings cannot be")
     return head_dim
-
-
-def eos_token_ids(configs: list[JsonObject], folder: Path) -> tuple[int, ...]:
-    """Return the ids in config.json and in generation_config.json, which often names more."""
-    files = list(configs)
-    if (folder / "generation_config.json").exists():
-        files.append(read_json(folder / "generation_config.json"))
-    ids: dict[int, None] = {}
-    for file in files:
-        value = file.data.get("eos_token_id")
-        for token_id in value if isinstance(value, list) else [] if value is None else [value]:
-            if not isinstance(token_id, int) or isinstance(token_id, bool) or token_id < 0:
-                raise file.error("eos_token_id", f"{token_id!r} is not a token id")
-            ids[token_id] = None
-    return tuple(ids)
 
 
 def _dtype(whole: JsonObject, config: JsonObject) -> str:

@@ -20,6 +20,16 @@ a test fails when it is out of date.
 `tandem serve MODEL` takes a folder with `config.json`, a tokenizer and `*.safetensors`, or the id
 of one on the Hugging Face hub. `config.json` alone decides how a model is computed. A model that
 cannot be is refused at the start, with the file, the key, and the layer where there is one.
+
+- The weights are the files that `model.safetensors.index.json` names. Without it they are
+  `model.safetensors`, or the only `*.safetensors`; of several others none is chosen, and the start
+  ends with their names. A download leaves Mistral's `consolidated.safetensors` on the hub.
+- An answer ends at the tokens of `eos_token_id` in `config.json` and `generation_config.json`, and
+  at the `eos_token` of `tokenizer_config.json`. [Sampling](http-api.md#both-endpoints) is by
+  `generation_config.json` where a request says nothing.
+- A folder may be anybody's: its files must be regular ones, JSON of up to 16 MiB (`tokenizer.json`
+  128, the index 64) and templates of up to 1 MiB. A link may point within the folder, or to the
+  files of a model in the hub's cache (`models--OWNER--NAME/blobs`), and nowhere else.
 """
 
 _NATIVE = """\
@@ -52,10 +62,12 @@ experts, gpt-oss, DeepSeek-V3, Llama 4 and GPT-NeoX. A model with latent attenti
 full keys and values for every head, which takes far more memory than its latents would.
 
 Refused at the start, with the layer and the reason: state outside of attention (Qwen3-Next,
-Falcon-H1), attention that does not go through transformers' interface (BLOOM), layers with
-differing numbers of KV heads, encoders, inputs other than text, quantized weights. Where angles
-(longrope, dynamic) or attention in chunks change with the length of a batch, the model serves
-sequences up to that length.
+Falcon-H1), attention that does not go through transformers' interface (BLOOM), masks that hide or
+show other positions than the layer asks attention for (Phi-3.5-MoE with a window below its
+context), layers with differing numbers of KV heads, encoders, inputs other than text, quantized
+weights. Where angles (longrope, dynamic) or attention in chunks change with the length of a batch,
+the model serves sequences up to that length. Whatever the model, a worker computes one token
+before it is ready; code that fails with the model's weights ends the start.
 
 `tandem doctor MODEL` names the code that would serve a model, the bytes of its weights and of KV
 per token (of a model with sliding windows also in its longest sequences, where it is less), the
@@ -79,10 +91,11 @@ A matrix that the files have in floating point is multiplied as such, which is h
 on, if the files say that they are meant to be as they come (`activation_scheme` or the `dynamic` of
 `input_activations`), each 128 of a token with a scale of their own; [FP8 by
 FP8](kernels.md#fp8-by-fp8). Those of experts are not, nor where scales belong to blocks of 32 or 64
-inputs. The KV cache is never quantized. A scale that is missing, not finite or of another
-shape is refused with the tensor's name. Refused as well: inputs that do not belong to groups in
-their order (`g_idx`, "act order"), forms that differ by module, 2, 3 and 8 bit integers, and every
-other method (bitsandbytes, GGUF, NVFP4, HQQ, ...) at the start, with format and file.
+inputs. The KV cache is never quantized. A scale that is missing, negative, not finite or of
+another shape is refused with the tensor's name. Refused as well: inputs that do not belong to
+groups in their order (`g_idx`, "act order", also where `desc_act` says so and there is no `g_idx`),
+forms that differ by module, 2, 3 and 8 bit integers, and every other method (bitsandbytes, GGUF,
+NVFP4, HQQ, ...) at the start, with format and file.
 """
 
 # Its values of quant_method, the forms, and models that are published in them
@@ -130,6 +143,8 @@ _NOTES = """\
   until their place is needed, and a handoff sends none of them. A prefix is found again while the
   blocks of its last window are there. A window that is not shorter than
   `max_position_embeddings` is none.
+- YaRN gives a model `original_max_position_embeddings` times `factor` positions, where those are
+  more than `max_position_embeddings`: model cards say to add it and leave that key as it is.
 - LongRoPE has factors for short sequences and for long ones. The short ones are in use when
   `engine.max_model_len`, or else `max_position_embeddings`, is at most
   `original_max_position_embeddings`; otherwise every sequence turns by the long ones. Prefill and

@@ -1,6 +1,7 @@
 """The two functions that transformers' models call in place of their own: attention and experts.
 
-transformers finds both by the name INTERFACE. No mask function has that name, so no mask is built.
+transformers finds both by the name INTERFACE. No mask function has that name, so no mask is built;
+one has the name PROBE, under which the same functions are found.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from transformers import AttentionInterface
 from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
 
 from tandem.engine.models.attention import attention_options
+from tandem.engine.models.generic_masks import PROBE, Rule, rule_of
 
 INTERFACE = "tandem"
 _CALL = "_tandem_call"  # a module's attribute: its call, the same in every pass
@@ -29,6 +31,7 @@ class AttentionCall:
     window: int  # positions that a query sees, its own the last; 0: all before it
     options: Mapping[str, Any]  # attention_options, `window` among them
     unsupported: str  # the first argument that no kernel takes, or empty
+    rule: Rule | None  # of the mask that the layer gets, in a probe
     # Of a module whose heads are normed and rotated by a kernel:
     qk_norm: torch.Tensor | None = None  # [num_heads + num_kv_heads, head_dim], None: no norm
     eps: float = 1e-6
@@ -80,6 +83,7 @@ def _attention(
             window,
             attention_options(window, float(others.get("softcap") or 0.0), sinks),
             _unsupported(module, attention_mask, others),
+            rule_of(attention_mask),
         )
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     return attend.get()(call, q, k, v).unsqueeze(0), None
@@ -94,7 +98,7 @@ def _window(module: Any, sliding_window: int | None) -> int:
 
 
 def _unsupported(module: Any, mask: torch.Tensor | None, others: dict[str, Any]) -> str:
-    if mask is not None:
+    if mask is not None and rule_of(mask) is None:
         return "a mask of its own"
     for name in ("position_bias", "attention_bias", "head_mask", "indices"):
         if others.get(name) is not None:
@@ -145,4 +149,5 @@ def _expert(module: Any, expert: int, x: torch.Tensor) -> torch.Tensor:
 
 
 AttentionInterface.register(INTERFACE, _attention)
+AttentionInterface.register(PROBE, _attention)
 ExpertsInterface.register(INTERFACE, _experts)

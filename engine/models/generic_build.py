@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,19 +13,22 @@ from transformers.initialization import no_init_weights
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tandem.engine.loading.checkpoint import Checkpoint
-from tandem.engine.loading.weight_readers import cut, lane_for, num_readers, read_pieces
-from tandem.engine.models.config import DTYPES, ModelConfig, eos_token_ids
+from tandem.engine.models.config import DTYPES, ModelConfig
+from tandem.engine.models.ends import eos_token_ids
 from tandem.engine.models.generic_attention import INTERFACE, AttentionCall, attend
-from tandem.engine.models.generic_parts import Siblings
-from tandem.engine.models.json_file import MOST, read_json
+from tandem.engine.models.generic_masks import PROBE, is_window
+from tandem.engine.models.json_file import MOST, JsonObject, read_json
 from tandem.engine.models.layer_kinds import LayerKind
-from tandem.engine.models.rope_config import RopeConfig
+from tandem.engine.models.rope_config import RopeConfig, extended_positions
 from tandem.engine.models.spec import Architecture
-from tandem.runtime.errors import ModelError
+from tandem.runtime.errors import ModelError, TandemError
+from tandem.runtime.folder_files import weight_files
+from tandem.runtime.printable import one_line
 
 logger = logging.getLogger(__name__)
 
 _PROBE_TOKENS = 3
+_MAX_REASON_BYTES = 512
 _ATTENTION_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
 # Their angles depend on the longest sequence of a batch beyond the original context.
 _ROPE_BY_LENGTH = {"dynamic", "longrope"}
@@ -53,27 +57,45 @@ class _Probe:
         return q.new_empty(*q.shape[:2], v.shape[2])
 
 
+@contextmanager
+def translated(folder: Path) -> Iterator[None]:
+    """Raise what transformers and its models raise of a folder's values as ModelError."""
+    try:
+        yield
+    except (TandemError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # they have no common error
+        reason = one_line(str(error) or type(error).__name__, _MAX_REASON_BYTES)
+        raise ModelError(f"{folder}: transformers {version()} cannot load it: {reason}") from error
+
+
 def load_generic_config(folder: str | Path) -> ModelConfig:
     """Return the sizes of the model in `folder`, from a pass of its modelling code on no device.
 
     Raises ModelError naming the layer and the reason for a model that cannot be served.
     """
-    path = Path(folder) / "config.json"
-    config = _transformers_config(path)
-    model = _on_meta(path, config)
+    with translated(Path(folder)):
+        return _load_config(Path(folder) / "config.json")
+
+
+def _load_config(path: Path) -> ModelConfig:
+    config = transformers_config(path)
+    model = on_meta(path, config)
     _refuse_state(path, config, model)
-    calls = _probe(path, model)
-    num_layers = config.num_hidden_layers
+    _refuse_sizes(path, model)
+    calls = probe(path, model)
+    num_layers, max_positions = config.num_hidden_layers, _max_positions(path, config)
     _refuse_calls(path, config, num_layers, calls)
+    _refuse_masks(path, config, calls, max_positions)
     dtype = str(config.dtype or "float32").removeprefix("torch.")
     if dtype not in DTYPES:
         raise ModelError(f"{path}: dtype: {dtype} is not supported", param="dtype")
     head_dim = max(max(each.key_size, each.value_size) for each in calls)
     _check_size(path, "num_hidden_layers", num_layers)
     _check_size(path, "head_dim", head_dim)
-    name, max_positions = type(model).__name__, _max_positions(path, config)
+    name = type(model).__name__
     return ModelConfig(
-        architecture=Architecture(name, config.model_type, (), code=f"transformers {_version()}"),
+        architecture=Architecture(name, config.model_type, (), code=f"transformers {version()}"),
         hidden_size=config.hidden_size,
         intermediate_size=getattr(config, "intermediate_size", None) or config.hidden_size,
         num_layers=num_layers,
@@ -85,7 +107,7 @@ def load_generic_config(folder: str | Path) -> ModelConfig:
         rms_norm_eps=1e-6,  # like `rope`, of no use: transformers' own code computes both
         rope=RopeConfig(1.0),
         tie_word_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
-        eos_token_ids=eos_token_ids([read_json(path)], Path(folder)),
+        eos_token_ids=eos_token_ids([read_json(path)], path.parent),
         dtype=dtype,
         layer_kinds=_layer_kinds(calls, max_positions),
     )
@@ -97,71 +119,8 @@ def _layer_kinds(calls: list[_Called], longest: int) -> tuple[LayerKind, ...]:
     return tuple(LayerKind(None, window) for window in windows) if any(windows) else ()
 
 
-def build_generic(
-    folder: str | Path, dtype: torch.dtype, device: torch.device
-) -> tuple[Any, list[tuple[str, ...]]]:
-    """Return the module with its weights on `device`, and its linear modules of common inputs.
-
-    Raises ModelError naming what is missing.
-    """
-    path = Path(folder) / "config.json"
-    config = _transformers_config(path)
-    checkpoint = Checkpoint(folder)
-    names = set(checkpoint)
-    meta = _on_meta(path, config)
-    found = Siblings(meta)
-    _probe(path, meta)
-    siblings = found.close()
-    tied = set(meta.all_tied_weights_keys)
-    wanted = {name for name, _ in meta.named_parameters()} - tied
-    if not wanted <= names:
-        model = _by_conversion(path, type(meta), config, dtype).to(device)
-        return _checked(path, model), siblings
-    with torch.device(device), no_init_weights():
-        model = type(meta)._from_config(config, dtype=dtype, attn_implementation=INTERFACE)
-    model.tie_weights()
-    targets = {name: p for name, p in model.named_parameters() if name in wanted}
-    pieces = cut(
-        (checkpoint.find(name, *target.shape), target.data) for name, target in targets.items()
-    )
-    lanes = [lane_for(device) for _ in range(min(num_readers(), len(pieces)))]
-    read_pieces(pieces, lanes, lambda num_bytes: None)
-    for name, buffer in model.named_buffers():
-        if name in names:
-            stored = checkpoint.find(name, *buffer.shape)
-            read_pieces(cut([(stored, buffer)]), lanes[:1], lambda num_bytes: None)
-    return _checked(path, model), siblings
-
-
-def _by_conversion(path: Path, kind: Any, config: Any, dtype: torch.dtype) -> Any:
-    """Load a checkpoint whose names differ from the module's, by transformers' own mapping."""
-    model, info = kind.from_pretrained(
-        path.parent,
-        config=config,
-        dtype=dtype,
-        attn_implementation=INTERFACE,
-        local_files_only=True,
-        use_safetensors=True,
-        trust_remote_code=False,  # no code of a model's folder is ever run
-        output_loading_info=True,
-    )
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise ModelError(
-            f"{path.parent}: no safetensors file has tensor {missing[0]}", param=missing[0]
-        )
-    return model
-
-
-def _checked(path: Path, model: Any) -> Any:
-    """Return `model`, whose numbers are all finite."""
-    for name, parameter in model.named_parameters():
-        if not bool(torch.stack(torch.aminmax(parameter.detach())).isfinite().all()):
-            raise ModelError(f"{path.parent}: not all numbers are finite in {name}", param=name)
-    return _served(model)
-
-
-def _transformers_config(path: Path) -> Any:
+def transformers_config(path: Path) -> Any:
+    """Return transformers' configuration of a decoder of text. Raise ModelError for another."""
     data = read_json(path).data
     if data.get("quantization_config"):
         raise ModelError(
@@ -172,8 +131,8 @@ def _transformers_config(path: Path) -> Any:
     name = names[0] if isinstance(names, list) and names else None
     if data.get("is_encoder_decoder"):
         raise _refused(path, name, "it is an encoder with a decoder; only decoders are served")
-    if name not in set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
-        raise _refused(path, name, f"it is no decoder of text in transformers {_version()}")
+    if not isinstance(name, str) or name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        raise _refused(path, name, f"it is no decoder of text in transformers {version()}")
     try:
         config = transformers.AutoConfig.from_pretrained(
             path.parent,
@@ -181,23 +140,27 @@ def _transformers_config(path: Path) -> Any:
             trust_remote_code=False,  # no code of a model's folder is ever run
         )
     except Exception as error:  # its readers and validators raise what they like
-        raise ModelError(f"{path}: transformers {_version()}: {error}") from error
+        raise ModelError(f"{path}: transformers {version()}: {error}") from error
+    for key, most in MOST.items():
+        if isinstance(value := getattr(config, key, None), int) and value > most:
+            raise ModelError(f"{path}: {key}: {value} is above {most}", param=key)
     if config.get_text_config() is not config:
         raise _refused(path, name, "it takes more than text")
     return config
 
 
-def _on_meta(path: Path, config: Any) -> Any:
+def on_meta(path: Path, config: Any) -> Any:
+    """Return the module on no device. Raise ModelError where it cannot be built."""
     name = read_json(path).data["architectures"][0]
     try:
         with torch.device("meta"), no_init_weights():
-            model = getattr(transformers, name)._from_config(config, attn_implementation=INTERFACE)
+            model = getattr(transformers, name)._from_config(config, attn_implementation=PROBE)
     except Exception as error:
         raise _refused(path, name, f"transformers cannot build it: {error}") from error
-    return _served(model)
+    return served(model)
 
 
-def _served(model: Any) -> Any:
+def served(model: Any) -> Any:
     """Return `model` with Tandem's experts, and without a look at its inputs on the host."""
     model.config._experts_implementation = INTERFACE
     model.config.pad_token_id = None  # else a pass looks for padding in the tokens
@@ -223,21 +186,37 @@ def _stateful_parts(config: Any, model: Any) -> Iterator[str]:
         yield "it"
 
 
+def _refuse_sizes(path: Path, model: Any) -> None:
+    """Refuse a model of more numbers than its files have, if there are any, before it is tried."""
+    if not weight_files(path.parent):
+        return
+    tied = set(model.all_tied_weights_keys)
+    num_asked = sum(each.numel() for name, each in model.named_parameters() if name not in tied)
+    num_stored = Checkpoint(path.parent).num_bytes(torch.int8)  # one byte for each number
+    if num_asked > num_stored:
+        raise ModelError(
+            f"{path}: implies {num_asked} numbers of weights, the files have {num_stored}"
+        )
+
+
 @torch.no_grad()  # inference mode would not count the writes to a tensor
-def _probe(path: Path, model: Any) -> list[_Called]:
-    probe = _Probe()
-    token = attend.set(probe)
+def probe(path: Path, model: Any) -> list[_Called]:
+    """Return the calls of a pass of the model on no device. Raise ModelError where it fails."""
+    attention = _Probe()
+    token = attend.set(attention)
     tokens = torch.zeros(1, _PROBE_TOKENS, dtype=torch.int64, device="meta")
     try:
-        model(input_ids=tokens, position_ids=tokens, use_cache=False)
+        # With a mask of its caller's a family looks for no borders of sequences in the positions.
+        model(input_ids=tokens, position_ids=tokens, attention_mask=tokens, use_cache=False)
     except Exception as error:
-        at = f"after layer {len(probe.calls) - 1}" if probe.calls else "before its first attention"
+        calls = attention.calls
+        at = f"after layer {len(calls) - 1}" if calls else "before its first attention"
         raise _refused(
             path, type(model).__name__, f"its pass over a flat batch fails {at}: {error}"
         ) from error
     finally:
         attend.reset(token)
-    return probe.calls
+    return attention.calls
 
 
 def _refuse_calls(path: Path, config: Any, num_layers: int, calls: list[_Called]) -> None:
@@ -264,6 +243,22 @@ def _refuse_calls(path: Path, config: Any, num_layers: int, calls: list[_Called]
             )
 
 
+def _refuse_masks(path: Path, config: Any, calls: list[_Called], longest: int) -> None:
+    """Refuse layers whose masks hide or show other positions than attention is asked for."""
+    kinds = getattr(config, "layer_types", None) or ()
+    for call, *_ in calls:
+        is_same = None if call.rule is None else is_window(call.rule, call.window, longest)
+        is_chunk = kinds[call.layer : call.layer + 1] == ["chunked_attention"]
+        if is_same or (is_same is None and is_chunk):  # which no sequence is longer than
+            continue
+        asked = f"a window of {call.window}" if call.window else "all positions before"
+        raise _refused(
+            path,
+            config.architectures[0],
+            f"layer {call.layer} asks attention for {asked}, and its mask is another",
+        )
+
+
 def _max_positions(path: Path, config: Any) -> int:
     """Return the positions of the model, fewer where its attention or angles change beyond."""
     most = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
@@ -271,12 +266,19 @@ def _max_positions(path: Path, config: Any) -> int:
         raise ModelError(
             f"{path}: max_position_embeddings: missing", param="max_position_embeddings"
         )
+    rope = getattr(config, "rope_parameters", None) or {}
+    parts = (rope, *(each for each in rope.values() if isinstance(each, dict)))
+    given = JsonObject(path, {})
+    for part in parts:
+        if part.get("rope_type") == "yarn":
+            yarn = given.with_changes(part)
+            original = yarn.positive("original_max_position_embeddings", most)
+            most = extended_positions(most, original, yarn.number("factor", 1.0))
     limit, reason = most, ""
     chunk = getattr(config, "attention_chunk_size", None)
     if chunk and "chunked_attention" in (getattr(config, "layer_types", None) or ()):
         limit, reason = min(limit, chunk), "layers attend in chunks of that many tokens"
-    rope = getattr(config, "rope_parameters", None) or {}
-    for part in (rope, *(each for each in rope.values() if isinstance(each, dict))):
+    for part in parts:
         if part.get("rope_type") in _ROPE_BY_LENGTH:
             original = part.get("original_max_position_embeddings") or most
             limit, reason = min(limit, original), f"{part['rope_type']} angles change beyond"
@@ -295,5 +297,6 @@ def _refused(path: Path, name: object, reason: str) -> ModelError:
     return ModelError(f"{path}: architectures: {name!r}: {reason}", param="architectures")
 
 
-def _version() -> str:
+def version() -> str:
+    """Return the version of transformers."""
     return str(transformers.__version__)

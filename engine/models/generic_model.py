@@ -20,9 +20,9 @@ from tandem.engine.models.generic_attention import (
     attend_rotated,
     rotary_table,
 )
-from tandem.engine.models.generic_build import build_generic
 from tandem.engine.models.generic_parts import pack_linears, swap_mlps, swap_norms
 from tandem.engine.models.generic_trace import flat_trunk
+from tandem.engine.models.generic_weights import build_generic
 from tandem.engine.step.batch import Batch
 
 
@@ -46,7 +46,7 @@ class GenericModel:
         # The trunk computes hidden states; the rest, with a trunk that passes them on, the logits.
         name, trunk = _trunk_of(model)
         self._trunk = flat_trunk(trunk, config, device)
-        setattr(model, name, _PassedOn())
+        model.set_submodule(name, _PassedOn())
         self._head = model
         # Modelling code rotates queries and keys: the store kernel gets a rotation by nothing.
         self._no_rotation = torch.zeros(1, 2, config.head_dim, dtype=dtype, device=device)
@@ -176,9 +176,17 @@ def _padded(x: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _trunk_of(model: nn.Module) -> tuple[str, nn.Module]:
-    """Return the part of a causal language model that ends with hidden states, and its name."""
-    children = model.named_children()
-    return next(each for each in children if isinstance(each[1], PreTrainedModel))
+    """Return the part of a causal language model that ends with hidden states, and its name.
+
+    It may be wrapped in others that hold nothing else.
+    """
+    parts = dict(model.named_children())
+    name, trunk = next(each for each in parts.items() if isinstance(each[1], PreTrainedModel))
+    inner = list(trunk.named_children())
+    while len(inner) == 1 and isinstance(inner[0][1], PreTrainedModel):
+        name, trunk = f"{name}.{inner[0][0]}", inner[0][1]
+        inner = list(trunk.named_children())
+    return name, trunk
 
 
 class _PassedOn(nn.Module):

@@ -30,6 +30,7 @@ class _Products:
             weights[0] if len(weights) == 1 else torch.cat(weights)
         )
         self.sizes = [len(weight) for weight in weights]
+        self.shapes, self.dtype = [weight.shape for weight in weights], weights[0].dtype
         self._input: torch.Tensor | None = None
         self._left: dict[int, torch.Tensor] = {}
 
@@ -58,6 +59,8 @@ class PackedLinear(Part):
         self.products, self.index = products, index
         self.bias = bias
         self.out_features = products.sizes[index]
+        # For code that looks at its dtype or shape: the numbers are packed.
+        self.weight = torch.empty(products.shapes[index], dtype=products.dtype, device="meta")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.products.take(self.index, x)

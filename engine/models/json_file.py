@@ -1,12 +1,12 @@
 """A model's JSON file, read with bounds; its errors name the file and the key."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tandem.runtime.errors import ModelError
+from tandem.runtime.folder_files import read_object
 from tandem.runtime.printable import short
 
 # Far above any model, and low enough that no size of tensors or tables overflows.
@@ -42,15 +42,7 @@ LEAST_REAL, MOST_REAL = 1e-12, 1e12
 
 def read_json(path: Path) -> "JsonObject":
     """Read the object in the file at `path`. Raise ModelError."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as exc:
-        raise ModelError(f"{path}: {exc.strerror or exc}") from exc
-    except ValueError as exc:
-        raise ModelError(f"{path}: not valid JSON: {exc}") from exc
-    if not isinstance(data, dict):
-        raise ModelError(f"{path}: not a JSON object")
-    return JsonObject(path, data)
+    return JsonObject(path, read_object(path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +67,10 @@ class JsonObject:
     def with_defaults(self, defaults: Mapping[str, object]) -> "JsonObject":
         """Return the same object with `defaults` for absent keys. A null stays one."""
         return replace(self, data=dict(defaults) | self.data)
+
+    def with_changes(self, changes: Mapping[str, object]) -> "JsonObject":
+        """Return the same object with other values."""
+        return replace(self, data=self.data | dict(changes))
 
     def error(self, key: str, problem: str) -> ModelError:
         """Return an error about the value at `key`."""

@@ -60,5 +60,6 @@ def choose_model_config(folder: str | Path, model_impl: ModelImpl) -> ModelConfi
 def _has_table(folder: Path) -> bool:
     names = read_json(folder / "config.json").data.get("architectures")
     natives = (*ARCHITECTURES, *WITH_TEXT_CONFIG)
-    # Without a name there is no code to choose, which the native reader reports.
-    return not isinstance(names, list) or not names or names[0] in natives
+    name = names[0] if isinstance(names, list) and names else None
+    # Without the name of a class there is no code to choose, which the native reader reports.
+    return not isinstance(name, str) or not name.isidentifier() or name[0] == "_" or name in natives

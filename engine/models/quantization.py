@@ -27,6 +27,8 @@ class Quantization:
     group_size: int = 0  # inputs that share a scale; 0: all of them
     group_rows: int = 0  # rows that share one too, of float8; 0: as its scales have it
     zeros: Literal["none", "stored", "stored less one"] = "none"
+    # Inputs belong to groups by a tensor (g_idx), without which nobody knows by which.
+    has_order: bool = False
     # Products round their inputs to FP8 too. As read: the files are meant so; as it runs: they do.
     rounds_inputs: bool = False
 
@@ -72,7 +74,7 @@ def _gptq(config: JsonObject) -> Quantization:
         raise config.error("dynamic", "forms that differ by module are not supported")
     is_new = config.data.get("checkpoint_format") == "gptq_v2"
     zeros: Literal["stored", "stored less one"] = "stored" if is_new else "stored less one"
-    return Quantization("gptq", _group_size(config), zeros=zeros)
+    return Quantization("gptq", _group_size(config), zeros=zeros, has_order=config.flag("desc_act"))
 
 
 def _mxfp4(config: JsonObject) -> Quantization:
@@ -104,7 +106,13 @@ def _compressed(config: JsonObject) -> Quantization:
     _check(weights, "strategy", ("group", "channel"))
     is_symmetric = weights.with_defaults({"symmetric": True}).flag("symmetric")
     zeros: Literal["none", "stored"] = "none" if is_symmetric else "stored"
-    return Quantization("packed", _group_size(weights) if strategy == "group" else 0, zeros=zeros)
+    return Quantization(
+        "packed",
+        _group_size(weights) if strategy == "group" else 0,
+        zeros=zeros,
+        # Written "weight" the order is that of the inputs again.
+        has_order=weights.data.get("actorder") not in (None, False, "weight", "static"),
+    )
 
 
 _READERS = {

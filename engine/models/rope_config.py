@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from tandem.engine.models.json_file import JsonObject
+from tandem.engine.models.json_file import MOST, JsonObject
 from tandem.engine.models.spec import Architecture
 
 RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
@@ -46,6 +46,27 @@ def read_ropes(config: JsonObject, architecture: Architecture, head_dim: int) ->
         return [rope, rope]
     theta = config.number(architecture.local_rope, rope.theta)
     return [rope, RopeConfig(theta, rotary_dim=rope.rotary_dim, interleaved=rope.interleaved)]
+
+
+def with_positions(config: JsonObject, rope: RopeConfig) -> JsonObject:
+    """Return the same object with the positions that YaRN gives the model.
+
+    Model cards say to add YaRN to a config.json and leave `max_position_embeddings` as it is.
+    """
+    if rope.kind != "yarn":
+        return config
+    key = "max_position_embeddings"
+    most = extended_positions(
+        config.positive(key), rope.original_max_position_embeddings, rope.factor
+    )
+    if most > MOST[key]:
+        raise config.error("rope_scaling", f"a factor of {rope.factor} gives {most} positions")
+    return config.with_changes({key: most})
+
+
+def extended_positions(positions: int, original: int, factor: float) -> int:
+    """Return the positions of a model with YaRN from `original` ones on."""
+    return max(positions, round(original * factor))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,13 @@ from tandem.frontend.catalog.catalog import ServedModel
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.deps import FrontendDeps
 from tandem.frontend.generation.generation import Answer, Sink, generate, new_answer
-from tandem.frontend.generation.plan import most_generated, new_plan
+from tandem.frontend.generation.plan import default_sampling, most_generated, new_plan
 from tandem.frontend.generation.prompts import PromptMaker
 from tandem.frontend.http.exchange import Exchange
 from tandem.frontend.openai.requests import Body, ChatRequest, CompletionRequest, parse
 from tandem.frontend.text.body import Route, TextBody, model_named_in
 from tandem.frontend.text.generation import NewWriter, TextGeneration
+from tandem.runtime.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 
 NewSink = Callable[[Answer, Exchange], Sink]
 
@@ -45,6 +46,12 @@ class Generations:
         """The name of the model, where one is served alone."""
         models = self._deps.catalog.models
         return models[0].card.name if len(models) == 1 else None
+
+    def default_sampling(self, name: str) -> SamplingDefaults:
+        """Return the sampling of requests to the model of this name that name none."""
+        models = {model.card.name: model for model in self._deps.catalog.models}
+        model = models.get(name)
+        return NO_DEFAULTS if model is None else default_sampling(model, self._deps.config)
 
     def is_for_text_model(self, raw: bytes) -> bool:
         """Return True if a body names a model that reads and writes text itself."""

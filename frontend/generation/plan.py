@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from tandem.frontend.api import Call
 from tandem.frontend.catalog.catalog import ServedModel, TokenModel
+from tandem.frontend.config import FrontendConfig
 from tandem.frontend.generation.answer_format import AnswerFormat, answer_format
 from tandem.frontend.generation.prompts import Prompt, PromptMaker, check_token_ids
 from tandem.frontend.openai.requests import ChatRequest, CompletionRequest
@@ -25,6 +26,7 @@ from tandem.runtime.messages import (
     pack_tokens,
 )
 from tandem.runtime.request_bounds import check_num_prompt_logprobs
+from tandem.runtime.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 
 T = TypeVar("T")
 _PREFILL_HEADER = "x-tandem-prefill"
@@ -89,7 +91,8 @@ async def new_plan(
     head = new_head(context.id, model.card.name, is_chat, body.include_usage)
     config, first = prompt_maker.config, prompts[0].token_ids
     format = answer_format(body, model, config, first, call.ignored)
-    choices = _choices(body, model, prompts, format, context, wishes)
+    sampling = _sampling(body, model, default_sampling(model, config))
+    choices = _choices(body, model, prompts, sampling, format, context, wishes)
     num_tokens = sum([len(prompt.token_ids) for prompt in prompts])
     return Plan(model, body, prompts, choices, format, context, head, wants_timeline, num_tokens)
 
@@ -107,11 +110,11 @@ def _choices(
     body: ChatRequest | CompletionRequest,
     model: TokenModel,
     prompts: list[Prompt],
+    sampling: SamplingParams,
     format: AnswerFormat,
     context: RequestContext,
     wishes: _Wishes,
 ) -> list[Choice]:
-    sampling = _sampling(body, model)
     n = body.n or 1
     if sampling.prompt_logprobs:
         param = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
@@ -143,20 +146,31 @@ def _choices(
     return choices
 
 
-def _sampling(body: ChatRequest | CompletionRequest, model: TokenModel) -> SamplingParams:
+def default_sampling(model: ServedModel, config: FrontendConfig) -> SamplingDefaults:
+    """Return the sampling of requests to `model` that name none."""
+    if isinstance(model, TokenModel) and config.generation_config == "auto":
+        return model.text.sampling
+    return NO_DEFAULTS
+
+
+def _sampling(
+    body: ChatRequest | CompletionRequest, model: TokenModel, defaults: SamplingDefaults
+) -> SamplingParams:
     biases = body.token_biases
     check_token_ids(biases, model, "logit_bias")
     _check_rules(body, model)
     seed = random.getrandbits(63) if body.seed is None else body.seed % 2**64
-    is_greedy = body.top_p == 0  # of a nucleus without mass, the likeliest token is left
+    top_p = _or(body.top_p, _or(defaults.top_p, 1.0))
+    is_greedy = top_p == 0  # of a nucleus without mass, the likeliest token is left
+    top_k = defaults.top_k if body.top_k is None else body.top_k
     return SamplingParams(
-        temperature=0.0 if is_greedy else _or(body.temperature, 1.0),
-        top_p=1.0 if is_greedy else _or(body.top_p, 1.0),
-        top_k=max(0, body.top_k or 0),
-        min_p=_or(body.min_p, 0.0),
+        temperature=0.0 if is_greedy else _or(body.temperature, _or(defaults.temperature, 1.0)),
+        top_p=1.0 if is_greedy else top_p,
+        top_k=max(0, top_k or 0),
+        min_p=_or(body.min_p, _or(defaults.min_p, 0.0)),
         presence_penalty=_or(body.presence_penalty, 0.0),
         frequency_penalty=_or(body.frequency_penalty, 0.0),
-        repetition_penalty=_or(body.repetition_penalty, 1.0),
+        repetition_penalty=_or(body.repetition_penalty, _or(defaults.repetition_penalty, 1.0)),
         logit_bias=biases,
         seed=seed,
         logprobs=_num_logprobs(body),

@@ -39,6 +39,7 @@ class ResponsesApi:
     def __init__(self, generations: Generations, store: ResponseStore, max_bytes: int) -> None:
         self._max_bytes = max_bytes  # of a conversation
         self._images_as_text = generations.config.images_as_text
+        self._generations = generations
         self._chat = ChatShape(generations, NAMES)
         self._store = store
 
@@ -69,8 +70,9 @@ class ResponsesApi:
                 stored = Stored(call.owner, request.previous_response_id, inputs, body)
                 self._store.put(response_id, stored)
 
+        defaults = self._generations.default_sampling(request.model)
         return ResponseWriter(
-            new_response(request, tools, response_id, is_stored=is_stored),
+            new_response(request, tools, response_id, defaults, is_stored=is_stored),
             keep,
             is_stream=bool(request.stream),
             is_encrypted=request.wants_encrypted_reasoning,

@@ -11,6 +11,7 @@ from tandem.frontend.generation.piece_sink import Ending
 from tandem.frontend.responses.items import Status
 from tandem.frontend.responses.requests import Format, ResponsesRequest
 from tandem.frontend.responses.tools import Tool, ToolChoice, Tools
+from tandem.runtime.sampling_defaults import SamplingDefaults
 
 
 class OutputText(msgspec.Struct, frozen=True):
@@ -151,9 +152,14 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_response(
-    request: ResponsesRequest, tools: Tools, response_id: str, *, is_stored: bool
+    request: ResponsesRequest,
+    tools: Tools,
+    response_id: str,
+    defaults: SamplingDefaults,
+    *,
+    is_stored: bool,
 ) -> Response:
-    """Return the response to a request. Nothing is generated yet."""
+    """Return the response to a request, with its model's defaults. Nothing is generated yet."""
     text, reasoning = request.text, request.reasoning
     return Response(
         id=response_id,
@@ -169,8 +175,8 @@ def new_response(
         reasoning=None
         if reasoning is None
         else {"effort": reasoning.effort, "summary": reasoning.summary},
-        temperature=1.0 if request.temperature is None else request.temperature,
-        top_p=1.0 if request.top_p is None else request.top_p,
+        temperature=_first(request.temperature, defaults.temperature, 1.0),
+        top_p=_first(request.top_p, defaults.top_p, 1.0),
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
         max_output_tokens=request.max_output_tokens,
@@ -181,6 +187,10 @@ def new_response(
         safety_identifier=request.safety_identifier,
         prompt_cache_key=request.prompt_cache_key,
     )
+
+
+def _first(*values: float | None) -> float:
+    return next(value for value in values if value is not None)
 
 
 def ended(response: Response, output: list[OutputItem], ending: Ending) -> Response:

@@ -14,6 +14,7 @@ from tandem.frontend.tokens.folder_tokens import FolderTokens
 from tandem.frontend.tokens.template import ChatTemplate, TemplateTimeError
 from tandem.runtime.errors import InvalidRequestError, ModelError
 from tandem.runtime.native import fault_of
+from tandem.runtime.sampling_defaults import sampling_defaults
 
 _END_OF_TEXT = "<|endoftext|>"
 _MARK = "TANDEM_CONTINUES_HERE "  # behind the content of a message that is continued
@@ -39,6 +40,7 @@ class ModelText:
         self.chat_template = sources.get("tool_use") or sources.get("default") or ""
         self.tool_format = tool_format_of(self.chat_template)
         self.reasoning_format = reasoning_format_of(self.chat_template)
+        self.sampling = sampling_defaults(files)
         self.longest_token = self._tokenizer.longest_token  # characters
         self.is_quick = self._tokenizer.is_quick  # short texts may be tokenized on the event loop
         self.detokenizers = DetokenizerFactory(self._tokenizer)

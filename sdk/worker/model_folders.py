@@ -1,12 +1,12 @@
 """The parts of a model that its registration reads."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tandem.models.paths import HUB_ID, resolve_model
 from tandem.runtime.errors import ConfigError, ModelError
+from tandem.runtime.folder_files import read_object
 from tandem.runtime.messages import ModelFiles
 from tandem.runtime.model_files import read_model_files, weights_fingerprint
 
@@ -82,14 +82,10 @@ def _with_template(files: ModelFiles, path: Path) -> ModelFiles:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
     try:
-        config = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ModelError(f"{path} is not JSON: {error}", param="model_path") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"{path} is not a JSON object", param="model_path")
-    return config
+        return read_object(folder / "config.json")
+    except ModelError as error:
+        raise ModelError(error.message, param="model_path") from error
 
 
 def _number(config: dict[str, Any], keys: tuple[str, ...]) -> int | None:

@@ -18,6 +18,7 @@ from tandem.engine.schedule.sequence import Sequence
 from tandem.models.random_model import write_random_model
 from tandem.runtime.messages import SamplingParams, StopConditions
 from tandem.runtime.prompt_logprobs import PromptLogprobs
+from tests.accuracy import Judged, judged_logits
 
 NUM_TOP = 3
 VOCAB_SIZE = 320
@@ -33,18 +34,17 @@ def prompts() -> dict[str, list[int]]:
 @dataclass(frozen=True)
 class Case:
     model: Path
-    expected: dict[str, torch.Tensor]  # [num_tokens - 1, vocab_size] log probabilities
+    expected: dict[str, Judged]  # [num_tokens, vocab_size] log probabilities
 
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     model = write_random_model(tmp_path_factory.mktemp("model"), vocab_size=VOCAB_SIZE)
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    with torch.inference_mode():
-        expected = {
-            name: reference(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
-            for name, ids in prompts().items()
-        }
+    expected = {
+        name: judged_logits(reference, ids).each(lambda logits: logits.log_softmax(-1))
+        for name, ids in prompts().items()
+    }
     yield Case(model, expected)
 
 
@@ -73,11 +73,11 @@ def check(case: Case, name: str, found: PromptLogprobs | None) -> None:
     expected, ids = case.expected[name], prompts()[name]
     assert found is not None and found.are_of(len(ids) - 1) and found.num_top == NUM_TOP
     for row, (logprob, top) in enumerate(found.rows(0, len(found))):
-        assert logprob == pytest.approx(expected[row, ids[row + 1]].item(), abs=1e-4)
-        best = expected[row].topk(NUM_TOP)
-        assert [value for _, value in top] == pytest.approx(best.values.tolist(), abs=1e-4)
-        assert expected[row, [token_id for token_id, _ in top]].tolist() == pytest.approx(
-            best.values.tolist(), abs=1e-4
+        best = expected.exact[row].topk(NUM_TOP).values
+        for token_id, value in ((ids[row + 1], logprob), *top):
+            expected.assert_near(torch.tensor(value), (row, token_id))
+        assert expected.exact[row, [token_id for token_id, _ in top]].tolist() == pytest.approx(
+            best.tolist(), abs=2 * expected.allowed
         )
 
 

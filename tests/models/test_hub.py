@@ -17,6 +17,7 @@ pytest.importorskip("huggingface_hub", reason="the hub is an optional extra")
 
 COMMIT = "c" * 40
 FILES = {"config.json": b"{}", "model.safetensors": b"w" * 3_000_000, "notes.bin": b"n"}
+FILES["consolidated.safetensors"] = FILES["model.safetensors"]
 
 
 class Hub(BaseHTTPRequestHandler):

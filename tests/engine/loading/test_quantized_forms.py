@@ -1,5 +1,6 @@
 """Each published form is read as the numbers that it stands for; damage names its tensor."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,13 @@ def with_nan(suffix: str) -> Callable[[dict[str, Any]], object]:
     return change
 
 
+def negated(suffix: str) -> Callable[[dict[str, Any]], object]:
+    def change(stored: dict[str, Any]) -> None:
+        stored[f"{NAME}.{suffix}"].view(-1)[-1] *= -1
+
+    return change
+
+
 def cut(suffix: str) -> Callable[[dict[str, Any]], object]:
     def change(stored: dict[str, Any]) -> None:
         stored[f"{NAME}.{suffix}"] = stored[f"{NAME}.{suffix}"][:1].clone()
@@ -104,6 +112,22 @@ def put(suffix: str, value: object) -> Callable[[dict[str, Any]], object]:
         ("gptq", without("qzeros"), ".qzeros", "no safetensors file has"),
         ("gptq", put(".g_idx", torch.arange(96).int() % 3), ".g_idx", "act order"),
         ("packed", put(".weight_g_idx", torch.arange(96).int() % 3), ".weight_g_idx", "act order"),
+        ("fp8 by block", negated("weight_scale_inv"), ".weight_scale_inv", "a scale is below 0"),
+        ("awq", negated("scales"), ".scales", "a scale is below 0"),
+        ("gptq", negated("scales"), ".scales", "a scale is below 0"),
+        ("packed", negated("weight_scale"), ".weight_scale", "a scale is below 0"),
+        (
+            "packed",
+            put(".weight_zero_point", torch.ones(40, 3, dtype=torch.int8)),
+            ".weight_zero_point",
+            "is not 0",
+        ),
+        (
+            "packed",
+            put(".weight_zero_point", torch.zeros(5, 3)),
+            ".weight_zero_point",
+            "has dtype torch.float32",
+        ),
         ("packed with zeros", without("zero_point"), ".weight_zero_point", "no safetensors file"),
         ("mxfp4", without("scales"), "_scales", "no safetensors file has"),
         (
@@ -131,3 +155,38 @@ def test_damage_is_refused_by_the_name_of_its_tensor(
     # A scale has either of two names; without both, the first is missed.
     assert caught.value.param in (f"{NAME}{suffix}", f"{NAME}.weight_scale_inv")
     assert expected in caught.value.message and str(caught.value.param) in caught.value.message
+
+
+@pytest.mark.parametrize("form", ["gptq", "packed"])
+def test_an_order_that_the_files_leave_out_is_refused(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, form, 40, 96)
+    path = tmp_path / "model.safetensors"
+    stored = load_file(path)
+    save_file({name: each for name, each in stored.items() if "g_idx" not in name}, path)
+    settings = copy.deepcopy(FORMS[form][0])
+    if form == "gptq":
+        settings["desc_act"] = True
+    else:
+        settings["config_groups"]["group_0"]["weights"]["actorder"] = "group"
+    monkeypatch.setitem(FORMS, form, (settings, FORMS[form][1]))
+    with pytest.raises(ModelError, match=r"g_idx, although inputs are ordered by it"):
+        read(tmp_path, form, 40, 96)
+
+
+@pytest.mark.parametrize("zeros", ["packed", "int8"])
+def test_zeros_beside_a_symmetric_form_are_read(zeros: str, tmp_path: Path) -> None:
+    numbers = write(tmp_path, "packed", 40, 96)
+    path = tmp_path / "model.safetensors"
+    stored = load_file(path)
+    middle = torch.full((5, 3), -0x77777778, dtype=torch.int32)  # 0x88888888
+    plain = torch.zeros(40, 3, dtype=torch.int8)
+    stored[f"{NAME}.weight_zero_point"] = middle if zeros == "packed" else plain
+    save_file(stored, path)
+    assert torch.equal(read(tmp_path, "packed", 40, 96), numbers)
+    if zeros == "packed":
+        stored[f"{NAME}.weight_zero_point"] = middle + 1  # of the first of 8 outputs
+        save_file(stored, path)
+        changed = read(tmp_path, "packed", 40, 96)
+        assert torch.equal(changed[1], numbers[1]) and not torch.equal(changed[0], numbers[0])

@@ -41,6 +41,7 @@ SLOW: dict[str, dict[str, Any]] = {
     "granite": {"logits_scaling": 2.0, "residual_multiplier": 0.5},
     "granitemoe": EXPERTS,
     "helium": {},
+    "hunyuan_v1_moe": EXPERTS | {"moe_topk": 2},
     "llama": {"attention_bias": True},
     "llama4_text": EXPERTS | {"attention_chunk_size": 128, "intermediate_size_mlp": 96},
     "mistral": {"sliding_window": 8},
@@ -50,8 +51,10 @@ SLOW: dict[str, dict[str, Any]] = {
     "olmo2": {},
     "olmo3": {"sliding_window": 8},
     "olmoe": EXPERTS,
+    "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
     "phi": {},
     "phi3": {},
+    "phimoe": EXPERTS | {"sliding_window": 256},
     "qwen2": {},
     "qwen3": {},
     "seed_oss": {},
@@ -62,6 +65,8 @@ SLOW: dict[str, dict[str, Any]] = {
 # head, have norms over all heads or of another kind, or keys of several parts.
 FUSED = {
     "apertus", "arcee", "exaone4", "gemma", "gemma2", "gemma3_text", "granite", "granitemoe",
-    "llama", "mistral", "mixtral", "olmo", "phi3", "qwen2", "qwen3", "qwen3_moe", "seed_oss",
-    "smollm3", "starcoder2",
+    "hunyuan_v1_moe", "llama", "mistral", "mixtral", "olmo", "phi3", "phimoe", "qwen2", "qwen3",
+    "qwen3_moe", "seed_oss", "smollm3", "starcoder2",
 }  # fmt: skip
+# A trace cannot follow how they make positions.
+CALLED_AS_MODULES = {"opt"}

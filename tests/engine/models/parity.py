@@ -14,6 +14,7 @@ from tandem.engine.schedule.sequence import Sequence
 from tandem.engine.schedule.windows import num_blocks_needed
 from tandem.engine.step.sampler import SampledToken
 from tandem.runtime.messages import SamplingParams, StopConditions
+from tests.accuracy import judged_logits
 
 NUM_TOKENS = 40
 PROMPT_LENGTHS = (1, 7, 23, 48, 40)  # the last begins as the one before it does
@@ -89,24 +90,15 @@ def assert_same_when_short_of_blocks(engine: Engine, folder: Path, texts: list[l
     assert short.load().num_preemptions > 0 or 0 not in windows
 
 
-def logits_of(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
-    with torch.inference_mode():
-        logits: torch.Tensor = model(torch.tensor([token_ids]), use_cache=False).logits[0]
-    return logits
-
-
 def assert_greedy(model: PreTrainedModel, texts: list[list[int]]) -> None:
     """Assert that each token after a prompt is the likeliest by transformers."""
     for prompt, text in zip(prompts(), texts, strict=True):
         assert len(text) == len(prompt) + NUM_TOKENS
-        assert (
-            text[len(prompt) :] == logits_of(model, text)[len(prompt) - 1 : -1].argmax(-1).tolist()
-        )
+        rows = slice(len(prompt) - 1, -1)
+        judged_logits(model, text).assert_likeliest(text[len(prompt) :], rows)
 
 
-def assert_same_logits(
-    engine: Engine, model: PreTrainedModel, text: list[int], tolerance: float = 1e-5
-) -> None:
+def assert_same_logits(engine: Engine, model: PreTrainedModel, text: list[int]) -> None:
     """Compare the logits at three places of `text`, behind a token that no cached prefix has."""
     runner = engine.runner
     assert isinstance(runner, ModelRunner)
@@ -124,7 +116,4 @@ def assert_same_logits(
         engine.add(Sequence(f"to {end}", fresh[:end], end, params, stop))
         while engine.has_work:
             engine.step()
-    theirs = logits_of(model, fresh)[[19, 48, -1]]
-    torch.testing.assert_close(
-        torch.cat(seen), theirs, rtol=0, atol=tolerance * max(1, theirs.std().item())
-    )
+    judged_logits(model, fresh).assert_near(torch.cat(seen), [19, 48, -1])

@@ -8,8 +8,10 @@ import pytest
 from pydantic import ValidationError
 
 from tandem.engine.config import EngineConfig
+from tandem.engine.memory.kv_cache import choose_max_model_len
 from tandem.engine.models.architectures import LLAMA, QWEN2, QWEN3
 from tandem.engine.models.config import load_model_config
+from tandem.engine.models.model_code import choose_model_config
 from tandem.engine.models.rope_config import RopeConfig
 from tandem.runtime.errors import ModelError
 
@@ -89,6 +91,52 @@ def test_rotary_settings_are_read_in_the_old_form_and_the_new(
     tmp_path: Path, changes: dict[str, Any], rope: RopeConfig
 ) -> None:
     assert load_model_config(write(tmp_path, **changes)).rope == rope
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+
+
+@pytest.mark.parametrize(
+    ("positions", "changes", "expected"),
+    [
+        (1024, {}, 4096),  # as the cards of Qwen2.5 say
+        (1280, {}, 4096),  # of Qwen3, with room for the answer
+        (4096, {}, 4096),  # as published with YaRN
+        (8192, {}, 8192),
+        (1024, {"factor": 1.5}, 1536),
+        (4096, {"factor": ...}, 4096),
+        (1024, {"original_max_position_embeddings": ...}, 4096),
+        (1024, {"rope_type": "linear"}, 1024),
+        (1024, {"rope_type": "default"}, 1024),
+    ],
+)
+@pytest.mark.parametrize("code", ["native", "transformers"])
+def test_yarn_gives_a_model_the_positions_of_its_factor(
+    code: Any, positions: int, changes: dict[str, Any], expected: int, tmp_path: Path
+) -> None:
+    rope = {key: value for key, value in (YARN | changes).items() if value is not ...}
+    write(tmp_path, max_position_embeddings=positions, rope_scaling=rope, model_type="llama")
+    if code == "transformers" and "factor" not in rope:
+        pytest.skip("transformers asks for a factor")
+    config = choose_model_config(tmp_path, code)
+    assert config.max_position_embeddings == expected
+    engine = EngineConfig(model=str(tmp_path), max_model_len=expected)
+    assert (
+        choose_max_model_len(engine, config, num_blocks=expected // 16, block_size=16) == expected
+    )
+
+
+def test_a_window_of_the_first_context_is_one_within_the_context_of_yarn(tmp_path: Path) -> None:
+    changes = {"architectures": ["MistralForCausalLM"], "sliding_window": 1024}
+    assert not load_model_config(write(tmp_path, **changes)).layer_kind(0).window
+    config = load_model_config(write(tmp_path, **changes, rope_scaling=YARN))
+    assert config.layer_kind(0).window == 1024
+
+
+def test_a_factor_that_gives_too_many_positions_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, rope_scaling=YARN | {"factor": 1e11})
+    with pytest.raises(ModelError, match="rope_scaling: a factor of"):
+        load_model_config(tmp_path)
 
 
 @pytest.mark.parametrize(

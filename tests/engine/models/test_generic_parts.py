@@ -9,6 +9,7 @@ from torch import nn
 
 from tandem.engine.kernel_set import Kernels, load_kernels
 from tandem.engine.models.generic_parts import Siblings, pack_linears, swap_mlps
+from tests.accuracy import judged_results
 
 SIZE = 32
 
@@ -61,10 +62,10 @@ def packed(block: Block, kernels: Kernels) -> list[tuple[str, ...]]:
 
 def test_linears_of_the_same_numbers_are_one_product(kernels: Kernels) -> None:
     block, x = Block(nn.SiLU()), torch.randn(1, 5, SIZE)
-    expected = block(x)
+    expected = judged_results(block, x)
     assert packed(block, kernels) == [("k", "q"), ("mlp.gate_proj", "mlp.up_proj")]
-    torch.testing.assert_close(block(x), expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(block(x), expected, rtol=1e-5, atol=1e-5)
+    expected.assert_near(block(x))
+    expected.assert_near(block(x))
 
 
 @pytest.mark.parametrize(
@@ -77,11 +78,11 @@ def test_a_gated_mlp_is_swapped_if_a_kernel_has_its_activation(
 ) -> None:
     assert isinstance(act, nn.Module)
     block, x = Block(act), torch.randn(1, 5, SIZE)
-    expected = block(x)
+    expected = judged_results(block, x)
     packed(block, kernels)
     swap_mlps(block, kernels, torch.float32, torch.device("cpu"))
     assert (type(block.mlp) is not Mlp) is is_swapped
-    torch.testing.assert_close(block(x), expected, rtol=1e-5, atol=1e-5)
+    expected.assert_near(block(x))
 
 
 def test_an_mlp_whose_ups_are_activated_stays(kernels: Kernels) -> None:
@@ -93,8 +94,8 @@ def test_an_mlp_whose_ups_are_activated_stays(kernels: Kernels) -> None:
 
     block, x = Block(nn.SiLU()), torch.randn(1, 5, SIZE)
     block.mlp = Swapped(nn.SiLU())
-    expected = block(x)
+    expected = judged_results(block, x)
     packed(block, kernels)
     swap_mlps(block, kernels, torch.float32, torch.device("cpu"))
     assert type(block.mlp) is Swapped
-    torch.testing.assert_close(block(x), expected, rtol=1e-5, atol=1e-5)
+    expected.assert_near(block(x))

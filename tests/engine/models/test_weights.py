@@ -196,8 +196,12 @@ def test_a_shard_without_a_tensor_of_its_index_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("index", "message"),
     [
-        ("{", "no readable weight_map"),
-        ('{"weight_map": []}', "no readable weight_map"),
+        ("{", "not valid JSON"),
+        ('{"weight_map": []}', "has no weight_map"),
+        ('{"weight_map": {"lm_head.weight": 7}}', "leaves the folder"),
+        ('{"weight_map": {"lm_head.weight": "\\ud800"}}', "leaves the folder"),
+        ('{"weight_map": {"lm_head.weight": "\\u0000"}}', "leaves the folder"),
+        ("[" * 100_000, "not valid JSON"),
         ('{"weight_map": {"lm_head.weight": "../secret.safetensors"}}', "leaves the folder"),
     ],
 )
@@ -206,6 +210,24 @@ def test_a_bad_index_is_refused(tmp_path: Path, index: str, message: str) -> Non
     with pytest.raises(ModelError, match=message) as caught:
         load(tmp_path)
     assert INDEX_NAME in caught.value.message
+
+
+def test_without_an_index_the_files_that_belong_to_the_model_are_read(tmp_path: Path) -> None:
+    """model.safetensors whatever lies beside it; of several others none is chosen."""
+    path = tmp_path / "model.safetensors"
+    save_file(tensors(), path)
+    for name in ("consolidated.safetensors", "model_backup.safetensors", "zeros.safetensors"):
+        zeros = {key: torch.zeros_like(each) for key, each in tensors().items()}
+        save_file(zeros, tmp_path / name)
+    kept = load(tmp_path).embedding
+    assert bool(kept.any())
+    path.unlink()
+    with pytest.raises(ModelError, match=r"which of consolidated\.safetensors, model_backup") as no:
+        load(tmp_path)
+    assert INDEX_NAME in no.value.message
+    for name in ("consolidated.safetensors", "zeros.safetensors"):
+        (tmp_path / name).unlink()
+    assert not load(tmp_path).embedding.any()
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:

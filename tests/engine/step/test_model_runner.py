@@ -27,6 +27,7 @@ from tandem.kernels.linear import launch as linear_in_triton
 from tandem.kernels.sampling.rows import SampledRows
 from tandem.runtime.errors import CapacityError, ConfigError
 from tandem.runtime.messages import SamplingParams, StopConditions
+from tests.accuracy import judged_logits
 from tests.engine.models.tiny_models import LLAMA3_ROPE
 
 transformers_logging.disable_progress_bar()
@@ -121,24 +122,24 @@ def prompts(count: int = 20) -> list[list[int]]:
     return [[generator.randrange(VOCAB_SIZE) for _ in range(length)] for length in lengths]
 
 
-@torch.no_grad()
 def assert_same_as_transformers(
     model: Any, runner: ModelRunner, num_tokens: int = 64, num_prompts: int = 20
 ) -> None:
-    """Greedy continuations are what `model` would choose; logits and logprobs within 1e-4."""
+    """Greedy continuations are what `model` would choose; logits and logprobs are as near."""
     sampling = SamplingParams(temperature=0, logprobs=VOCAB_SIZE)
     driver = Driver(runner)
     seen = logits_of(runner)
     seqs = [driver.sequence(prompt, sampling) for prompt in prompts()[:num_prompts]]
     rows = driver.generate(seqs, num_tokens)
     for index, seq in enumerate(seqs):
-        logits = model(torch.tensor([seq.token_ids[:-1]])).logits[0, seq.num_prompt_tokens - 1 :]
-        assert logits.argmax(-1).tolist() == seq.token_ids[seq.num_prompt_tokens :]
+        judged = judged_logits(model, seq.token_ids[:-1])
+        answer = slice(seq.num_prompt_tokens - 1, None)
+        judged.assert_likeliest(seq.token_ids[seq.num_prompt_tokens :], answer)
         ours = torch.tensor([[row[token] for token in range(VOCAB_SIZE)] for row in rows[index]])
-        torch.testing.assert_close(ours, logits.log_softmax(-1), rtol=0, atol=1e-4)
+        judged.each(lambda logits: logits.log_softmax(-1)).assert_near(ours, answer)
         positions = range(seq.num_prompt_tokens, len(seq.token_ids))
         raw = torch.stack([seen[id(seq), position] for position in positions])
-        torch.testing.assert_close(raw, logits, rtol=0, atol=1e-4)
+        judged.assert_near(raw, answer)
 
 
 def logits_of(runner: ModelRunner) -> dict[tuple[int, int], torch.Tensor]:

@@ -221,12 +221,13 @@ def test_the_twin_reads_a_narrower_pool_and_keeps_a_plan(make_paged, lens: list[
         reference.paged_decode_attention(q, *arguments, SCALE, planned, plan=plan)
     reference.paged_decode_attention(q, *arguments, SCALE, alone)
     assert torch.equal(planned, alone)
+    atol = tolerance(q.dtype, 3, LARGEST_VALUE)
     for row, length in enumerate(lens):
         expected = torch.zeros_like(q[row : row + 1])
         if length:
             keys, values = paged.keys[row].float(), paged.values[row].float()
             expected = attend_densely(q[row : row + 1], keys, values)
-        torch.testing.assert_close(planned[row : row + 1], expected, rtol=0, atol=2e-5)
+        torch.testing.assert_close(planned[row : row + 1], expected, rtol=0, atol=atol)
 
 
 @pytest.fixture

@@ -71,6 +71,20 @@ def test_without_a_compiler_pytorch_computes_and_it_is_said(
 
 
 @pytest.mark.slow
+def test_another_processor_has_a_library_of_its_own(
+    compile_anew: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build.load_library()
+    monkeypatch.setenv(build.PROCESSOR_VARIABLE, "no-such-processor")
+    build.load_library.cache_clear()
+    with pytest.raises(build.BuildError, match="no-such-processor"):
+        build.load_library()
+    monkeypatch.setenv(build.PROCESSOR_VARIABLE, "native")
+    build.load_library()
+    assert len(list(compile_anew.iterdir())) == 1
+
+
+@pytest.mark.slow
 def test_a_library_that_another_user_could_have_written_is_compiled_anew(
     compile_anew: Path,
 ) -> None:

@@ -1,0 +1,129 @@
+"""A folder in which anything was changed is served as transformers computes it, or refused."""
+
+import contextlib
+import resource
+import shutil
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tandem.engine.config import EngineConfig
+from tandem.engine.engine import Engine
+from tandem.engine.model_runner import ModelRunner
+from tandem.engine.models.model_code import choose_model_config
+from tandem.engine.schedule.sequence import Sequence
+from tandem.frontend.tokens.tokenizer import ModelText
+from tandem.models.random_model import write_random_model
+from tandem.runtime.errors import InvalidRequestError, TandemError
+from tandem.runtime.messages import SamplingParams, StopConditions
+from tandem.runtime.model_files import read_model_files, weights_fingerprint
+from tests.engine.models.generic_architectures import EXPERTS
+from tests.engine.models.quantizers import FORMS, quantize_model
+from tests.engine.models.test_generic import save
+from tests.engine.models.tiny_models import make_model
+from tests.models.mutants import mutate
+
+PROMPT = [3, 77, 250, 12, 12, 199, 8]
+NUM_TOKENS = 4
+
+
+def serve(folder: Path) -> list[int]:
+    """Do what a worker and a frontend do; return a greedy answer. Raise TandemError."""
+    text = ModelText(read_model_files(folder).files)
+    with contextlib.suppress(InvalidRequestError):  # of each chat: completions go on
+        text.render([{"role": "user", "content": "Hi"}], {}, 10_000, 1.0)
+    choose_model_config(folder, "auto")
+    weights_fingerprint(folder)
+    config = EngineConfig(model=str(folder), device="cpu", threads=1, num_blocks=16, block_size=8)
+    engine = Engine(config, ModelRunner(config))
+    stop = StopConditions(max_tokens=NUM_TOKENS, ignore_eos=True)
+    params = SamplingParams(temperature=0.0)
+    engine.add(Sequence("r", list(PROMPT), len(PROMPT), params, stop))
+    answer: list[int] = []
+    while engine.has_work:
+        for output in engine.step():
+            assert output.error is None, output.error
+            answer += output.token_ids
+    return answer
+
+
+def expected(folder: Path) -> torch.Tensor | None:
+    """Return the logits behind the prompt by transformers; None where it cannot load the folder."""
+    try:
+        with torch.inference_mode(), warnings.catch_warnings(action="ignore"):
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, attn_implementation="eager"
+            )
+            logits: torch.Tensor = model.eval()(torch.tensor([PROMPT])).logits[0, -1]
+            return logits
+    except Exception:  # of whatever the folder says
+        return None
+
+
+def write_sources(folder: Path) -> list[Path]:
+    """Write models of this engine's code, of transformers' code, and one stored as codes."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    plain = write_random_model(folder / "llama", architecture="llama", tie_word_embeddings=False)
+    others = [folder / "stablelm", folder / "phimoe", folder / "mistral", folder / "gptq"]
+    save(others[0], "stablelm", {"vocab_size": 512})
+    save(others[1], "phimoe", EXPERTS | {"vocab_size": 512, "sliding_window": 256})
+    make_model(others[2], "mistral", sliding_window=4)
+    make_model(folder / "numbers", "qwen2")
+    quantize_model(folder / "numbers", others[3], *FORMS["gptq"])
+    for each in others:
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(plain / name, each / name)
+    sharded = write_random_model(folder / "qwen3", rope_scaling=yarn, max_shard_bytes=200_000)
+    return [plain, sharded, *others]
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return write_sources(tmp_path_factory.mktemp("sources"))
+
+
+def check(sources: list[Path], folder: Path, seeds: range) -> tuple[int, int]:
+    """Serve a mutant of each seed. Return how many were served and how many refused."""
+    num_served = num_refused = 0
+    for seed in seeds:
+        what = mutate(sources[seed % len(sources)], folder, seed)
+        begun = time.process_time()
+        try:
+            answer = serve(folder)
+        except TandemError as error:
+            assert error.message, what
+            num_refused += 1
+        except BaseException as error:
+            raise AssertionError(f"seed {seed}: {what}: {error!r}") from error
+        else:
+            num_served += 1
+            logits = expected(folder)
+            if logits is not None and bool(logits.isfinite().all()):
+                behind = float(logits.max() - logits[answer[0]])
+                assert behind < 1e-3, f"seed {seed}: {what}: the answer is {behind} from the best"
+        assert time.process_time() - begun < 10, f"seed {seed}: {what}"
+        shutil.rmtree(folder)
+    return num_served, num_refused
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers, of odd values
+def test_mutants_are_served_right_or_refused(sources: list[Path], tmp_path: Path) -> None:
+    num_served, num_refused = check(sources, tmp_path / "mutant", range(48))
+    assert num_served > 5 and num_refused > 15
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.filterwarnings("ignore")
+def test_thousands_of_mutants_are_served_right_or_refused_in_bounded_memory(
+    sources: list[Path], tmp_path: Path
+) -> None:
+    check(sources, tmp_path / "mutant", range(48))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    num_served, num_refused = check(sources, tmp_path / "mutant", range(48, 2048))
+    assert num_served > 200 and num_refused > 600
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2 << 20  # KiB
