@@ -101,6 +101,12 @@ class EngineConfig(BaseModel):
         "the model computes: workers with and without it do not work together. No effect on a CPU",
     )
     enable_prefix_cache: bool = Field(default=True, description="reuse KV of equal prompt heads")
+    emulate: str | None = Field(
+        default=None,
+        min_length=1,
+        description="emulate a device, as in h100/llama-3.1-8b or a profile's file: steps take its "
+        "time and compute nothing; the model's folder gives the tokenizer",
+    )
     threads: int | None = Field(
         default=None, ge=1, description="torch threads; None: half the cores, 1 on two or fewer"
     )

@@ -14,11 +14,12 @@ ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {
     "runtime": set(),
     "kernels": set(),
+    "emulation": {"engine", "runtime"},
     "engine": {"kernels", "runtime"},
     "grammar": {"runtime"},
     "queue": {"runtime"},
     "transfer": {"kernels", "runtime"},
-    "worker": {"engine", "grammar", "queue", "transfer", "runtime"},
+    "worker": {"emulation", "engine", "grammar", "queue", "transfer", "runtime"},
     "prefill": {"engine", "queue", "transfer", "runtime", "worker"},
     "decode": {"engine", "queue", "router", "transfer", "runtime", "worker"},
     "router": {"runtime"},

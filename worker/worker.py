@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from tandem.emulation.build import emulated
 from tandem.engine.config import DECODE_STEP_TOKENS, EngineConfig
 from tandem.engine.engine import Engine
 from tandem.engine.first_costs import measure_costs
@@ -65,7 +66,7 @@ class Worker:
             engine = engine.with_step_tokens(DECODE_STEP_TOKENS)
         self.settings = settings
         self.lifecycle = Lifecycle(drain_timeout_s=runtime.drain_timeout_s)
-        self.engine = build_in_thread(partial(_build_engine, engine))
+        self.engine = build_in_thread(partial(_build_engine, engine, runtime.pace))
         self.node = node = Node(
             runtime,
             component=role,
@@ -229,8 +230,11 @@ class Worker:
         return load.report(self.node.instance_id, self.node.epoch, self.role)
 
 
-def _build_engine(config: EngineConfig) -> Engine:
-    engine = Engine(config, ModelRunner(config))
+def _build_engine(config: EngineConfig, pace: float) -> Engine:
+    if config.emulate is None:
+        engine = Engine(config, ModelRunner(config))
+    else:
+        engine = Engine(*emulated(config, pace))
     measure_costs(engine)
     return engine
 

@@ -84,7 +84,12 @@ def plan_frontend(config: EffectiveConfig) -> RolePlan:
 
 
 def _automatic_gpus(config: EffectiveConfig, gpus: Sequence[GpuInfo]) -> Sequence[GpuInfo]:
-    """Return the choice for `gpu: auto`: all, unless engine.device names one or the CPU."""
+    """Return the choice for `gpu: auto`: all, unless engine.device names one or the CPU.
+
+    Emulated devices need none.
+    """
+    if config.config.engine.emulate is not None:
+        return []
     kind, _, index = config.config.engine.device.partition(":")
     if kind == "cuda":
         asker = f"engine.device {kind}:{index} ({config.origin('engine.device')})"

@@ -1,0 +1,124 @@
+"""The digests in a KV pool: written by chunks, read by draws."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tandem.emulation.digests import (
+    LAST_SLOTS,
+    MULTIPLIER,
+    Chain,
+    Digests,
+    Ints,
+    draw,
+    rotating_block,
+    slot_inputs,
+)
+from tandem.engine.schedule.sequence import PENDING, Chunk
+
+
+@dataclass(slots=True)
+class Work:
+    """A chunk as it was launched: its sequence and tables may change before the step ends."""
+
+    batch_row: int
+    start: int
+    token_ids: list[int]  # the last may be PENDING
+    first_block: int  # ordinal of block_ids[0], which a draw or the first token reads
+    block_ids: list[int]
+    rotating_id: int  # block that the draw reads as well; -1: none
+    samples: bool
+    seed: int
+
+    @classmethod
+    def of(cls, chunk: Chunk, block_size: int) -> "Work":
+        """Copy what the step will read of a chunk."""
+        seq, start, end, samples = chunk
+        last = end - 1
+        first = max(0, start - LAST_SLOTS) // block_size
+        rotating = rotating_block(last, block_size) if samples else -1
+        return cls(
+            seq.batch_row,
+            start,
+            seq.token_ids[start:end],
+            first,
+            seq.block_table[first : last // block_size + 1],
+            seq.block_table[rotating] if rotating >= 0 else -1,
+            samples,
+            seq.sampling.seed if seq.sampling.temperature > 0 else 0,
+        )
+
+
+class DigestPool:
+    """The slots of a pool, and the last token that each batch row has drawn."""
+
+    def __init__(self, slots: Digests, block_size: int, num_rows: int, token_ids: Ints) -> None:
+        """`slots` is [num_blocks * block_size], the pool's own memory; draws give `token_ids`."""
+        self._slots = slots
+        self._blocks = slots.reshape(-1, block_size)
+        self._block_size = block_size
+        self._token_ids = token_ids
+        self._drawn = np.zeros(num_rows, np.int64)
+        self._chain = Chain()
+
+    def compute(self, works: list[Work]) -> list[int]:
+        """Write the slots of a step, and return a token for each chunk that samples."""
+        for work in works:
+            if work.token_ids[-1] == PENDING:
+                work.token_ids[-1] = int(self._drawn[work.batch_row])
+        singles = [work for work in works if len(work.token_ids) == 1]
+        if singles:
+            self._write_singles(singles)
+        for work in works:
+            if len(work.token_ids) > 1:
+                self._write_chunk(work)
+        sampled = [work for work in works if work.samples]
+        return self._draw(sampled) if sampled else []
+
+    def _write_singles(self, works: list[Work]) -> None:
+        at = np.array([work.start for work in works])
+        slots = self._last_slots(works, at)
+        before = np.where(at > 0, self._slots[slots[:, 1]], np.uint64(0))
+        inputs = slot_inputs(np.array([work.token_ids[0] for work in works]), at)
+        self._slots[slots[:, 0]] = before * MULTIPLIER + inputs
+
+    def _write_chunk(self, work: Work) -> None:
+        size, table = self._block_size, np.array(work.block_ids)
+        before = np.zeros(1, np.uint64)
+        if work.start:
+            last = work.start - 1
+            slot = work.block_ids[last // size - work.first_block] * size + last % size
+            before = self._slots[slot : slot + 1]
+        at = np.arange(work.start, work.start + len(work.token_ids))
+        slots = table[at // size - work.first_block] * size + at % size
+        self._slots[slots] = self._chain.extend(before, np.array(work.token_ids), work.start)
+
+    def _draw(self, works: list[Work]) -> list[int]:
+        at = np.array([work.start + len(work.token_ids) - 1 for work in works])
+        last = self._slots[self._last_slots(works, at)]
+        last[at[:, None] < np.arange(LAST_SLOTS)] = 0
+        rotating = np.array([work.rotating_id for work in works])
+        block = np.where(rotating[:, None] >= 0, self._blocks[rotating], np.uint64(0))
+        seeds = np.array([work.seed % 2**64 for work in works], np.uint64)
+        drawn = draw(last, block, seeds, at, self._token_ids)
+        self._drawn[[work.batch_row for work in works]] = drawn
+        return drawn.tolist()
+
+    def _last_slots(self, works: list[Work], at: Ints) -> Ints:
+        """Return the slots of positions at, at - 1, ...: [num_works, LAST_SLOTS].
+
+        Positions before the first are those of the first.
+        """
+        size = self._block_size
+        back = np.maximum(at[:, None] - np.arange(LAST_SLOTS), 0)
+        ends = np.array(
+            [
+                (
+                    work.block_ids[max(0, position - LAST_SLOTS + 1) // size - work.first_block],
+                    work.block_ids[position // size - work.first_block],
+                )
+                for work, position in zip(works, at.tolist(), strict=True)
+            ]
+        )
+        is_newest = back // size == at[:, None] // size
+        return np.where(is_newest, ends[:, 1:], ends[:, :1]) * size + back % size

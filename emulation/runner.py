@@ -1,0 +1,160 @@
+"""The engine's Runner on an emulated device: real KV pool, real tokens, modelled time."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Collection
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from tandem.emulation.pool import DigestPool, Work
+from tandem.emulation.profile import Profile
+from tandem.engine.config import EngineConfig
+from tandem.engine.memory.kv_cache import KvCache, choose_max_model_len
+from tandem.engine.models.model_code import choose_model_config
+from tandem.engine.schedule.sequence import Chunk, OnLayers
+from tandem.engine.schedule.step_cost import work_of
+from tandem.engine.step.decode_graphs import batch_sizes
+from tandem.engine.step.prompt_scoring import ScoredPart
+from tandem.engine.step.sampler import SampledToken
+from tandem.runtime.messages import TokenLogprobs
+
+logger = logging.getLogger(__name__)
+
+
+class EmulatedRunner:
+    """Computes nothing, takes the time of `profile` for it, and proves what it read.
+
+    `config` has every size resolved. A step ends `pace` times as late as on the device. The model's
+    folder gives vocabulary and end of text; its weights are not read.
+    """
+
+    def __init__(self, config: EngineConfig, profile: Profile, pace: float = 1.0) -> None:
+        self.config, self.profile = config, profile
+        stored = choose_model_config(config.model, config.model_impl)
+        # A slot is one digest of 8 bytes: K and V of one layer, one head and one number.
+        self.model_config = replace(
+            stored,
+            num_layers=1,
+            num_kv_heads=1,
+            head_dim=1,
+            dtype="float32",
+            layer_kinds=(),
+            max_position_embeddings=profile.max_position_embeddings,
+        )
+        assert config.block_size is not None and config.num_blocks is not None
+        choose_max_model_len(config, self.model_config, config.num_blocks, config.block_size)
+        self.kv_cache = KvCache(
+            self.model_config, config.num_blocks, config.block_size, torch.device("cpu")
+        )
+        self._pace = pace
+        self._graph_sizes = batch_sizes(config.max_num_seqs) if config.cuda_graphs else []
+        memory = self.kv_cache.tensor.view(-1).view(torch.uint8).numpy().view(np.uint64)
+        ends = set(self.model_config.eos_token_ids)
+        token_ids = [each for each in range(self.model_config.vocab_size) if each not in ends]
+        self._pool = DigestPool(
+            memory, config.block_size, config.max_num_seqs + 1, np.array(token_ids)
+        )
+        self._launched: deque[EmulatedStep] = deque()  # oldest first
+        self.clock = DeviceClock()
+
+    @property
+    def kv_caches(self) -> tuple[KvCache]:
+        """The pool of this runner's only rank."""
+        return (self.kv_cache,)
+
+    def launch(
+        self,
+        chunks: list[Chunk],
+        on_layers: OnLayers | None = None,
+        boundaries: Collection[int] = (),
+    ) -> "EmulatedStep":
+        """Begin a step, which ends in the modelled time after those before it."""
+        assert self.config.block_size is not None
+        seconds = self._pace * self._seconds(chunks) if chunks else 0.0
+        works = [Work.of(chunk, self.config.block_size) for chunk in chunks]
+        wants = [chunk.seq.sampling.logprobs for chunk in chunks if chunk.samples]
+        step = EmulatedStep(self, works, wants, seconds)
+        self._launched.append(step)
+        return step
+
+    def _seconds(self, chunks: list[Chunk]) -> float:
+        work = work_of(chunks)
+        computed = work.num_decodes
+        if not work.num_prompt_tokens:
+            computed = next((size for size in self._graph_sizes if size >= computed), computed)
+        num_rows = sum(chunk.samples for chunk in chunks)
+        return self.profile.step_seconds(work, num_rows, computed)
+
+    def compute_until(self, step: "EmulatedStep") -> None:
+        """Compute the launched steps up to `step`, in the order of their launches."""
+        while step.drawn is None:
+            first = self._launched.popleft()
+            first.drawn = self._pool.compute(first.works)
+
+
+class DeviceClock:
+    """The time at which an emulated device is free, and how late its steps were collected."""
+
+    def __init__(self) -> None:
+        self._free_at = 0.0  # perf_counter seconds
+        self.num_steps = 0
+        self.busy_s = 0.0
+        self.late_s = 0.0  # of all steps, from their end to their tokens
+        self.worst_late_s = 0.0
+
+    def begin(self, seconds: float) -> float:
+        """Begin work of `seconds` after all earlier work; return its end."""
+        self._free_at = max(time.perf_counter(), self._free_at) + seconds
+        return self._free_at
+
+    def wait(self, ends_at: float, seconds: float) -> None:
+        """Sleep until `ends_at`, the end of work of `seconds`, and count the delay."""
+        if (left_s := ends_at - time.perf_counter()) > 0:
+            time.sleep(left_s)
+        late_s = time.perf_counter() - ends_at
+        self.num_steps += 1
+        self.busy_s += seconds
+        self.late_s += late_s
+        self.worst_late_s = max(self.worst_late_s, late_s)
+
+
+class EmulatedStep:
+    """The engine's Step. `seconds` are the modelled ones, however late the host was.
+
+    K/V is written when the step ends and not at its launch: a reader that does not wait for the end
+    of the step reads old digests, and draws wrong tokens.
+    """
+
+    def __init__(
+        self, runner: EmulatedRunner, works: list[Work], wants: list[int | None], seconds: float
+    ) -> None:
+        self.works = works
+        self.drawn: list[int] | None = None  # once computed
+        self.seconds = seconds
+        self._runner = runner
+        self._wants = wants  # of each chunk that samples: likeliest tokens, or None
+        self._ends_at = runner.clock.begin(seconds)
+
+    def tokens(self) -> list[SampledToken]:
+        """Return one token per chunk that samples; blocks until the step's modelled end."""
+        self._runner.clock.wait(self._ends_at, self.seconds)
+        self._runner.compute_until(self)
+        assert self.drawn is not None
+        return [
+            SampledToken(token_id, _logprobs(token_id, num_top))
+            for token_id, num_top in zip(self.drawn, self._wants, strict=True)
+        ]
+
+    def prompt_scores(self) -> list[ScoredPart]:
+        """Return none: the runner scores no prompts."""
+        return []
+
+
+def _logprobs(token_id: int, num_top: int | None) -> TokenLogprobs | None:
+    """Return those of a token that is the only likely one."""
+    if num_top is None:
+        return None
+    return TokenLogprobs(logprob=0.0, top=[(token_id, 0.0)][:num_top])
