@@ -1,1 +1,1 @@
-"""Emulated accelerators: a runner whose steps take a device's time, and whose tokens prove the KV."""
+"""Emulated accelerators: steps that take a device's time, and tokens that prove the KV."""

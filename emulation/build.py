@@ -7,7 +7,7 @@ from tandem.engine.memory.kv_cache import TOKENS_PER_BLOCK
 from tandem.engine.schedule.step_cost import LONGEST_STEP_MS
 
 
-def emulated(config: EngineConfig, pace: float) -> tuple[EngineConfig, EmulatedRunner]:
+def emulated(config: EngineConfig) -> tuple[EngineConfig, EmulatedRunner]:
     """Return the configuration with a GPU's defaults and the profile's pool, and the runner.
 
     Raise ConfigError or CapacityError when they cannot be built.
@@ -20,7 +20,7 @@ def emulated(config: EngineConfig, pace: float) -> tuple[EngineConfig, EmulatedR
             "block_size": block_size,
             "num_blocks": config.num_blocks or profile.kv_tokens // block_size,
             "overlap": config.overlap is not False,
-            "max_step_ms": pace * (config.max_step_ms or LONGEST_STEP_MS["VRAM"]),
+            "max_step_ms": config.max_step_ms or LONGEST_STEP_MS["VRAM"],
         }
     )
-    return config, EmulatedRunner(config, profile, pace)
+    return config, EmulatedRunner(config, profile)

@@ -27,11 +27,11 @@ logger = logging.getLogger(__name__)
 class EmulatedRunner:
     """Computes nothing, takes the time of `profile` for it, and proves what it read.
 
-    `config` has every size resolved. A step ends `pace` times as late as on the device. The model's
-    folder gives vocabulary and end of text; its weights are not read.
+    `config` has every size resolved. The model's folder gives vocabulary and end of text; its
+    weights are not read.
     """
 
-    def __init__(self, config: EngineConfig, profile: Profile, pace: float = 1.0) -> None:
+    def __init__(self, config: EngineConfig, profile: Profile) -> None:
         self.config, self.profile = config, profile
         stored = choose_model_config(config.model, config.model_impl)
         # A slot is one digest of 8 bytes: K and V of one layer, one head and one number.
@@ -49,7 +49,6 @@ class EmulatedRunner:
         self.kv_cache = KvCache(
             self.model_config, config.num_blocks, config.block_size, torch.device("cpu")
         )
-        self._pace = pace
         self._graph_sizes = batch_sizes(config.max_num_seqs) if config.cuda_graphs else []
         memory = self.kv_cache.tensor.view(-1).view(torch.uint8).numpy().view(np.uint64)
         ends = set(self.model_config.eos_token_ids)
@@ -73,7 +72,7 @@ class EmulatedRunner:
     ) -> "EmulatedStep":
         """Begin a step, which ends in the modelled time after those before it."""
         assert self.config.block_size is not None
-        seconds = self._pace * self._seconds(chunks) if chunks else 0.0
+        seconds = self._seconds(chunks) if chunks else 0.0
         works = [Work.of(chunk, self.config.block_size) for chunk in chunks]
         wants = [chunk.seq.sampling.logprobs for chunk in chunks if chunk.samples]
         step = EmulatedStep(self, works, wants, seconds)

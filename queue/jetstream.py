@@ -22,6 +22,7 @@ from tandem.queue.limits import flaw
 from tandem.queue.prefill_queue import Delivery, QueueDepth
 from tandem.queue.pull import PullConsumer, best_effort
 from tandem.queue.streams import QueueNames, create_streams
+from tandem.runtime.clock import wall_seconds
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.handoff_messages import PrefillJob
 from tandem.runtime.messages import DECODE_ERRORS, encode
@@ -61,7 +62,7 @@ class JetStreamDelivery:
 
     async def nak(self, delay_s: float = 0.0) -> None:
         if self._answer():
-            await best_effort(self._message.nak(delay=delay_s or None))
+            await best_effort(self._message.nak(delay=wall_seconds(delay_s) or None))
 
     async def in_progress(self) -> None:
         if not self._answered:

@@ -61,7 +61,8 @@ class RuntimeConfig(BaseModel):
         1.0,
         ge=1,
         le=1000,
-        description="steps of emulated devices take so many times as long",
+        description="time runs so many times slower, for emulated devices: every interval, target, "
+        "lease and timeout, and all that is measured. Equal in all processes of a cluster",
     )
     log_level: LogLevel = Field("info", description="lowest level of log lines; live")
     log_format: Literal["text", "json"] = Field(

@@ -66,7 +66,7 @@ class Worker:
             engine = engine.with_step_tokens(DECODE_STEP_TOKENS)
         self.settings = settings
         self.lifecycle = Lifecycle(drain_timeout_s=runtime.drain_timeout_s)
-        self.engine = build_in_thread(partial(_build_engine, engine, runtime.pace))
+        self.engine = build_in_thread(partial(_build_engine, engine))
         self.node = node = Node(
             runtime,
             component=role,
@@ -230,11 +230,11 @@ class Worker:
         return load.report(self.node.instance_id, self.node.epoch, self.role)
 
 
-def _build_engine(config: EngineConfig, pace: float) -> Engine:
+def _build_engine(config: EngineConfig) -> Engine:
     if config.emulate is None:
         engine = Engine(config, ModelRunner(config))
     else:
-        engine = Engine(*emulated(config, pace))
+        engine = Engine(*emulated(config))
     measure_costs(engine)
     return engine
 

@@ -80,7 +80,7 @@ def emulating(session_of: Callable[..., Session]) -> Callable[..., Session]:
         ] = None,
         pace: Annotated[
             float | None,
-            typer.Option(help="Let steps of emulated devices take so many times as long."),
+            typer.Option(help="Let time run so many times slower, in all processes."),
         ] = None,
     ) -> Session:
         """Return the session of a command that may run emulated workers."""
