@@ -1,8 +1,8 @@
 """Slots that prove their tokens, draws that prove their slots, and the judge of whole answers.
 
 A slot is a digest of its token, its position and the slot before it. A draw folds the last slots
-and one full block of the context, which rotates with the position, then seed and position. A block
-that is not what it should be changes the answer within one round of its blocks. All modulo 2**64.
+and one full block of the context, which rotates with the position, then seed and position. So a
+block that is not as it should be changes the answer soon. All modulo 2**64.
 """
 
 from collections.abc import Sequence
@@ -60,9 +60,17 @@ def _powers(base: np.uint64, count: int) -> Digests:
 
 
 def rotating_block(position: int, block_size: int) -> int:
-    """Return the ordinal of the full block that the draw after `position` reads; -1: none."""
+    """Return the ordinal of the full block that the draw after `position` reads; -1: none.
+
+    Each of n full blocks has its turn within fewer than 2 n draws: a turn is among the power of two
+    above n, and does not begin anew when a block is added.
+    """
     num_full = position // block_size
-    return position % num_full if num_full else -1
+    if not num_full:
+        return -1
+    num_turns = 1 << (num_full - 1).bit_length()
+    turn = position % num_turns
+    return turn if turn < num_full else turn - num_turns // 2
 
 
 def draw(
@@ -96,4 +104,5 @@ def true_answer(
     blocks = np.zeros((num_full + 1, block_size), np.uint64)  # the last one: none
     blocks[:num_full] = slots[: num_full * block_size].reshape(num_full, block_size)
     seeds = np.full(len(at), seed % 2**64, np.uint64)
-    return draw(last, blocks[turns], seeds, at, token_ids).tolist()
+    answer: list[int] = draw(last, blocks[turns], seeds, at, token_ids).tolist()
+    return answer

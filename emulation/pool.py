@@ -102,7 +102,8 @@ class DigestPool:
         seeds = np.array([work.seed % 2**64 for work in works], np.uint64)
         drawn = draw(last, block, seeds, at, self._token_ids)
         self._drawn[[work.batch_row for work in works]] = drawn
-        return drawn.tolist()
+        token_ids: list[int] = drawn.tolist()
+        return token_ids
 
     def _last_slots(self, works: list[Work], at: Ints) -> Ints:
         """Return the slots of positions at, at - 1, ...: [num_works, LAST_SLOTS].
@@ -121,4 +122,5 @@ class DigestPool:
             ]
         )
         is_newest = back // size == at[:, None] // size
-        return np.where(is_newest, ends[:, 1:], ends[:, :1]) * size + back % size
+        slots: Ints = np.where(is_newest, ends[:, 1:], ends[:, :1]) * size + back % size
+        return slots

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from tandem.emulation.pool import DigestPool, Work
-from tandem.emulation.profile import Profile
-from tandem.engine.config import EngineConfig
-from tandem.engine.memory.kv_cache import KvCache, choose_max_model_len
+from tandem.emulation.profile import load_profile
+from tandem.engine.config import DeviceKind, EngineConfig
+from tandem.engine.memory.kv_cache import KvCache, choose_block_size, choose_max_model_len
 from tandem.engine.models.model_code import choose_model_config
 from tandem.engine.schedule.sequence import Chunk, OnLayers
 from tandem.engine.schedule.step_cost import work_of
@@ -27,12 +27,19 @@ logger = logging.getLogger(__name__)
 class EmulatedRunner:
     """Computes nothing, takes the time of `profile` for it, and proves what it read.
 
-    `config` has every size resolved. The model's folder gives vocabulary and end of text; its
-    weights are not read.
+    To the engine it is a GPU. The profile `config.emulate` gives its speed and its pool; the
+    model's folder gives vocabulary and end of text, its weights are not read. Raises ConfigError,
+    ModelError or CapacityError when it cannot be built.
     """
 
-    def __init__(self, config: EngineConfig, profile: Profile) -> None:
-        self.config, self.profile = config, profile
+    device_kind: DeviceKind = "gpu"
+
+    def __init__(self, config: EngineConfig) -> None:
+        assert config.emulate is not None
+        self.profile = profile = load_profile(config.emulate, config.kv_memory_fraction)
+        block_size = choose_block_size(config, self.device_kind)
+        num_blocks = config.num_blocks or profile.kv_tokens // block_size
+        self.config = config.model_copy(update={"block_size": block_size, "num_blocks": num_blocks})
         stored = choose_model_config(config.model, config.model_impl)
         # A slot is one digest of 8 bytes: K and V of one layer, one head and one number.
         self.model_config = replace(
@@ -44,18 +51,14 @@ class EmulatedRunner:
             layer_kinds=(),
             max_position_embeddings=profile.max_position_embeddings,
         )
-        assert config.block_size is not None and config.num_blocks is not None
-        choose_max_model_len(config, self.model_config, config.num_blocks, config.block_size)
-        self.kv_cache = KvCache(
-            self.model_config, config.num_blocks, config.block_size, torch.device("cpu")
-        )
+        choose_max_model_len(config, self.model_config, num_blocks, block_size)
+        self.kv_cache = KvCache(self.model_config, num_blocks, block_size, torch.device("cpu"))
         self._graph_sizes = batch_sizes(config.max_num_seqs) if config.cuda_graphs else []
         memory = self.kv_cache.tensor.view(-1).view(torch.uint8).numpy().view(np.uint64)
         ends = set(self.model_config.eos_token_ids)
         token_ids = [each for each in range(self.model_config.vocab_size) if each not in ends]
-        self._pool = DigestPool(
-            memory, config.block_size, config.max_num_seqs + 1, np.array(token_ids)
-        )
+        num_rows = config.max_num_seqs + 1
+        self._pool = DigestPool(memory, block_size, num_rows, np.array(token_ids))
         self._launched: deque[EmulatedStep] = deque()  # oldest first
         self.clock = DeviceClock()
 
@@ -71,9 +74,8 @@ class EmulatedRunner:
         boundaries: Collection[int] = (),
     ) -> "EmulatedStep":
         """Begin a step, which ends in the modelled time after those before it."""
-        assert self.config.block_size is not None
         seconds = self._seconds(chunks) if chunks else 0.0
-        works = [Work.of(chunk, self.config.block_size) for chunk in chunks]
+        works = [Work.of(chunk, self.kv_cache.block_size) for chunk in chunks]
         wants = [chunk.seq.sampling.logprobs for chunk in chunks if chunk.samples]
         step = EmulatedStep(self, works, wants, seconds)
         self._launched.append(step)

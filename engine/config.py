@@ -7,7 +7,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 
-STEP_TOKENS = {"VRAM": 8192, "DRAM": 2048}  # most of one step, by where the KV pool is
+# What computes the steps. An emulated GPU is one, though its KV pool is in host memory.
+DeviceKind = Literal["gpu", "cpu"]
+
+STEP_TOKENS: dict[DeviceKind, int] = {"gpu": 8192, "cpu": 2048}  # most of one step
 # Of a worker that begins as decode worker alone: a placement, and an answer that was handed over,
 # wait for the end of a step of local prompts.
 DECODE_STEP_TOKENS = 2048

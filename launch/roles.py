@@ -118,4 +118,7 @@ def find_model(effective: EffectiveConfig, options: ModelOptions) -> tuple[Path,
     is_folder = Path(model).expanduser().is_dir()
     folder = resolve_model(model)
     choose_model_config(folder, effective.config.engine.model_impl)
-    return folder, options.served_model_name or (folder.name if is_folder else model)
+    name = folder.name if is_folder else model
+    if (profile := effective.config.engine.emulate) is not None and model == BUNDLED_MODEL_NAME:
+        name = Path(profile).name.removesuffix(".yaml")  # h100/llama-3.1-8b is not this model
+    return folder, options.served_model_name or name

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import msgspec
 
-from tandem.emulation.build import emulated
+from tandem.emulation.runner import EmulatedRunner
 from tandem.engine.config import DECODE_STEP_TOKENS, EngineConfig
 from tandem.engine.engine import Engine
 from tandem.engine.first_costs import measure_costs
 from tandem.engine.loop import EngineLoop, build_in_thread
 from tandem.engine.model_runner import ModelRunner
 from tandem.engine.outputs import LoadStats
+from tandem.engine.runner import Runner
 from tandem.engine.schedule.sequence import Sequence
 from tandem.engine.step.masks import Matcher
 from tandem.engine.step.outcome import DeviceLostError
@@ -83,7 +84,9 @@ class Worker:
         self.group = TransferGroup(settings.transfer, layout, pools, node.instance_id, node.epoch)
         self.on_notification: Callable[[int, bytes], None] = _ignore  # of the group
         self.trace = TraceFile(runtime.trace_file, role, node.instance_id)
-        self.weights_digest = weights_fingerprint(Path(engine.model))
+        self.weights_digest = weights_fingerprint(
+            Path(engine.model), reads_weights=engine.emulate is None
+        )
         self._kv_form = self.engine.runner.model_config.kv_form
         self.deployment = deployment_id(
             runtime.namespace,
@@ -231,10 +234,8 @@ class Worker:
 
 
 def _build_engine(config: EngineConfig) -> Engine:
-    if config.emulate is None:
-        engine = Engine(config, ModelRunner(config))
-    else:
-        engine = Engine(*emulated(config))
+    runner: Runner = ModelRunner(config) if config.emulate is None else EmulatedRunner(config)
+    engine = Engine(config, runner)
     measure_costs(engine)
     return engine
 

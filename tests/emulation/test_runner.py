@@ -1,0 +1,103 @@
+"""Answers of an emulated device against the judge, whatever the engine does with their KV."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tandem.runtime.messages import SamplingParams
+from tests.emulation.harness import EmulatedEngine, fast_profile, is_true, random_prompts
+
+SAMPLINGS = [SamplingParams(temperature=0), SamplingParams(seed=2**64 - 1), SamplingParams(seed=5)]
+
+
+def filled(engine: EmulatedEngine, prompts: list[list[int]], num_tokens: int) -> None:
+    for i, prompt in enumerate(prompts):
+        engine.add(f"{len(engine.seqs)}", prompt, num_tokens, SAMPLINGS[i % len(SAMPLINGS)])
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_answers_of_mixed_steps_are_true(tmp_path: Path, overlap: bool) -> None:
+    engine = EmulatedEngine(fast_profile(tmp_path), {"overlap": overlap})
+    filled(engine, random_prompts(12, seed=1), 40)
+    engine.run()
+    assert engine.wrong() == []
+    assert all(len(answer) == 40 for answer in engine.answers.values())
+
+
+def test_a_second_turn_from_the_prefix_cache_is_true(tmp_path: Path) -> None:
+    engine = EmulatedEngine(fast_profile(tmp_path))
+    prompts = random_prompts(4, seed=2)
+    filled(engine, prompts, 40)
+    engine.run()
+    turns = [p + a + [9, 9] for p, a in zip(prompts, engine.answers.values(), strict=True)]
+    filled(engine, turns, 40)
+    engine.run()
+    assert all(seq.num_cached_tokens > 0 for seq in list(engine.seqs.values())[4:])
+    assert engine.wrong() == []
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_preempted_answers_are_true(tmp_path: Path, overlap: bool) -> None:
+    engine = EmulatedEngine(fast_profile(tmp_path), {"overlap": overlap, "num_blocks": 24})
+    filled(engine, random_prompts(6, seed=3, longest=60), 100)
+    engine.run()
+    assert engine.engine.scheduler.num_preemptions > 0
+    assert engine.wrong() == []
+
+
+def test_a_flipped_bit_anywhere_in_the_context_is_noticed_soon(
+    tmp_path: Path,
+) -> None:
+    rng = random.Random(4)
+    engine = EmulatedEngine(fast_profile(tmp_path), {"enable_prefix_cache": False})
+    for i in range(12):
+        name = str(i)
+        prompt = random_prompts(1, seed=i)[0] + list(range(3, 100))
+        seq = engine.add(name, prompt, 150, SAMPLINGS[0])
+        while len(engine.answers[name]) < 10:
+            engine.step()
+        num_true = len(engine.answers[name])
+        position = rng.randrange(len(prompt) // 16 * 16)
+        slots = engine.runner.kv_cache.tensor.view(-1).numpy().view(np.uint64)
+        slot = seq.block_table[position // 16] * 16 + position % 16
+        slots[slot] ^= np.uint64(1 << rng.randrange(64))
+        engine.run()
+        answer = engine.answers[name]
+        assert is_true(prompt + answer[:num_true], len(prompt), 0, 16)
+        assert not is_true(prompt + answer, len(prompt), 0, 16)
+
+
+def test_kv_is_written_when_its_step_ends_and_not_at_its_launch(tmp_path: Path) -> None:
+    engine = EmulatedEngine(fast_profile(tmp_path), {"overlap": False})
+    seq = engine.add("a", list(range(3, 40)), 4, SAMPLINGS[0])
+    engine.engine.launch()
+    slots = engine.runner.kv_cache.tensor.view(-1).numpy().view(np.uint64)
+    assert not slots[seq.block_table[0] * 16 : seq.block_table[0] * 16 + 16].any()
+    engine.engine.collect()
+    assert slots[seq.block_table[0] * 16 : seq.block_table[0] * 16 + 16].all()
+
+
+def test_a_gpu_s_defaults_and_the_profile_s_pool_hold_where_nothing_is_configured(
+    tmp_path: Path,
+) -> None:
+    engine = EmulatedEngine(fast_profile(tmp_path), {"block_size": None})
+    assert (engine.engine.block_pool.num_blocks, engine.engine.block_pool.block_size) == (64, 64)
+    assert engine.engine.overlap
+    assert engine.engine.scheduler.max_num_batched_tokens == 8192
+    assert engine.engine.max_model_len == 4096
+
+
+def test_a_step_lasts_as_modelled_and_its_seconds_do_not_count_the_host_s_delay(
+    tmp_path: Path,
+) -> None:
+    path = Path(fast_profile(tmp_path))
+    path.write_text(path.read_text().replace("step_s: 1e-6", "step_s: 0.02"))
+    engine = EmulatedEngine(str(path))
+    engine.add("a", list(range(3, 40)), 3, SAMPLINGS[0])
+    engine.run()
+    clock = engine.runner.clock
+    assert clock.num_steps == 3
+    assert clock.busy_s == pytest.approx(0.06, rel=0.01)
+    assert clock.late_s >= 0 and clock.worst_late_s <= clock.late_s
