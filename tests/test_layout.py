@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {
     "runtime": set(),
     "kernels": set(),
-    "emulation": {"engine", "runtime"},
+    "emulation": {"engine", "runtime", "transfer"},
     "engine": {"kernels", "runtime"},
     "grammar": {"runtime"},
     "queue": {"runtime"},

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from tandem.emulation.link import EmulatedGroup
 from tandem.emulation.runner import EmulatedRunner
 from tandem.engine.config import DECODE_STEP_TOKENS, EngineConfig
 from tandem.engine.engine import Engine
@@ -81,7 +82,7 @@ class Worker:
         confine_ucx(runtime.host)
         pools = self.engine.runner.kv_caches
         layout = KvLayout.of(pools[0].tensor, len(pools), pools[0].windows)
-        self.group = TransferGroup(settings.transfer, layout, pools, node.instance_id, node.epoch)
+        self.group = self._transfer_group(layout)
         self.on_notification: Callable[[int, bytes], None] = _ignore  # of the group
         self.trace = TraceFile(runtime.trace_file, role, node.instance_id)
         self.weights_digest = weights_fingerprint(
@@ -113,6 +114,13 @@ class Worker:
         self._metrics = WorkerMetrics(settings.model_name, self.engine.block_pool.block_size)
         self._leaving: asyncio.Task[None] | None = None
         self._stack = contextlib.AsyncExitStack()
+
+    def _transfer_group(self, layout: KvLayout) -> TransferGroup:
+        runner, node = self.engine.runner, self.node
+        parts = (self.settings.transfer, layout, runner.kv_caches, node.instance_id, node.epoch)
+        if isinstance(runner, EmulatedRunner):
+            return EmulatedGroup(runner.profile, *parts)
+        return TransferGroup(*parts)
 
     # ---- lifecycle ----------------------------------------------------------------------------
 

@@ -94,7 +94,7 @@ def test_a_bad_profile_is_an_error_that_names_file_and_key(
 
 
 def test_an_unknown_profile_is_an_error_with_the_nearest_name() -> None:
-    with pytest.raises(ConfigError, match="did you mean h100/llama-3.1-8b"):
+    with pytest.raises(ConfigError, match=r"did you mean h100/llama-3\.1-8b"):
         load_profile("h100/llama-3.1-8", 0.85)
 
 
