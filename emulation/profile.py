@@ -19,6 +19,7 @@ ROOM = Path(__file__).parent
 ELEMENT_BYTES = 2  # of weights, K/V and sums over ranks: bfloat16
 WORKSPACE_BYTES = 2e9  # of each device, beside weights and K/V
 MAX_FILE_BYTES = 64 * 1024
+MAX_LATE_SHARE = 0.05  # of steps' time, beyond which figures are not those of the device
 
 T = TypeVar("T", bound=BaseModel)
 

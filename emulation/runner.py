@@ -106,6 +106,19 @@ class DeviceClock:
         self.late_s = 0.0  # of all steps, from their end to their tokens
         self.worst_late_s = 0.0
 
+    @property
+    def late_share(self) -> float:
+        """The part by which steps took longer than modelled: figures of a run are off by it."""
+        return self.late_s / self.busy_s if self.num_steps else 0.0
+
+    def summary(self) -> str:
+        """Return a line for people."""
+        mean_ms = 1e3 * self.late_s / max(1, self.num_steps)
+        return (
+            f"{self.num_steps}, {self.busy_s:.1f} s, late by {mean_ms:.2g} ms on average "
+            f"({self.late_share:.1%}), {1e3 * self.worst_late_s:.3g} ms at worst"
+        )
+
     def begin(self, seconds: float) -> float:
         """Begin work of `seconds` after all earlier work; return its end."""
         self._free_at = max(time.perf_counter(), self._free_at) + seconds

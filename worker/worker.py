@@ -69,6 +69,8 @@ class Worker:
         self.settings = settings
         self.lifecycle = Lifecycle(drain_timeout_s=runtime.drain_timeout_s)
         self.engine = build_in_thread(partial(_build_engine, engine))
+        runner = self.engine.runner
+        self._emulated = runner if isinstance(runner, EmulatedRunner) else None
         self.node = node = Node(
             runtime,
             component=role,
@@ -116,10 +118,10 @@ class Worker:
         self._stack = contextlib.AsyncExitStack()
 
     def _transfer_group(self, layout: KvLayout) -> TransferGroup:
-        runner, node = self.engine.runner, self.node
-        parts = (self.settings.transfer, layout, runner.kv_caches, node.instance_id, node.epoch)
-        if isinstance(runner, EmulatedRunner):
-            return EmulatedGroup(runner.profile, *parts)
+        pools, node = self.engine.runner.kv_caches, self.node
+        parts = (self.settings.transfer, layout, pools, node.instance_id, node.epoch)
+        if self._emulated is not None:
+            return EmulatedGroup(self._emulated.profile, *parts)
         return TransferGroup(*parts)
 
     # ---- lifecycle ----------------------------------------------------------------------------
@@ -163,6 +165,8 @@ class Worker:
     async def stop(self) -> None:
         """End everything; can be called after a `startup` that failed."""
         await self._stack.aclose()
+        if self._emulated is not None:
+            logger.info("emulated steps: %s", self._emulated.clock.summary())
 
     async def matcher_of(self, grammar: Grammar | None, seq: Sequence) -> Matcher | None:
         """Return the matcher of a request's grammar, which stands where the answer of `seq` does.
@@ -226,6 +230,9 @@ class Worker:
             "transport": self.settings.transfer.backend,
         }
         details |= self.roles.details(load)
+        if self._emulated is not None:
+            clock = self._emulated.clock
+            details |= {"late_share": clock.late_share, "worst_late_ms": clock.worst_late_s * 1e3}
         instance, state = self.roles.instance, self.lifecycle.state.value
         return WorkerStatus(instance, state, self._report(load), details, self.group.reports())
 
