@@ -112,15 +112,13 @@ class DigestPool:
         """
         size = self._block_size
         back = np.maximum(at[:, None] - np.arange(LAST_SLOTS), 0)
-        ends = np.array(
+        num_spanned = (LAST_SLOTS - 2) // size + 2  # blocks that so many slots can lie in
+        newest = at // size
+        ids = np.array(
             [
-                (
-                    work.block_ids[max(0, position - LAST_SLOTS + 1) // size - work.first_block],
-                    work.block_ids[position // size - work.first_block],
-                )
-                for work, position in zip(works, at.tolist(), strict=True)
+                [work.block_ids[max(0, i - work.first_block - k)] for k in range(num_spanned)]
+                for work, i in zip(works, newest.tolist(), strict=True)
             ]
         )
-        is_newest = back // size == at[:, None] // size
-        slots: Ints = np.where(is_newest, ends[:, 1:], ends[:, :1]) * size + back % size
-        return slots
+        slots: Ints = np.take_along_axis(ids, newest[:, None] - back // size, 1) * size
+        return slots + back % size

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import yaml
 
 from tandem.emulation.digests import true_answer
 from tandem.emulation.runner import EmulatedRunner
@@ -32,9 +33,9 @@ max_position_embeddings: 4096
 
 
 def fast_profile(folder: Path, **changes: object) -> str:
-    """Write a profile; return its name."""
+    """Write a profile with `changes`; return its name."""
     path = folder / "fast.yaml"
-    path.write_text("".join(f"{key}: {value}\n" for key, value in changes.items()) + FAST)
+    path.write_text(yaml.safe_dump(yaml.safe_load(FAST) | changes))
     return str(path)
 
 

@@ -18,8 +18,10 @@ def filled(engine: EmulatedEngine, prompts: list[list[int]], num_tokens: int) ->
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_answers_of_mixed_steps_are_true(tmp_path: Path, overlap: bool) -> None:
-    engine = EmulatedEngine(fast_profile(tmp_path), {"overlap": overlap})
+@pytest.mark.parametrize("block_size", [1, 4, 16, 64])
+def test_answers_of_mixed_steps_are_true(tmp_path: Path, overlap: bool, block_size: int) -> None:
+    sizes = {"block_size": block_size, "num_blocks": 8192 // block_size}
+    engine = EmulatedEngine(fast_profile(tmp_path), {"overlap": overlap, **sizes})
     filled(engine, random_prompts(12, seed=1), 40)
     engine.run()
     assert engine.wrong() == []
@@ -92,9 +94,7 @@ def test_a_gpu_s_defaults_and_the_profile_s_pool_hold_where_nothing_is_configure
 def test_a_step_lasts_as_modelled_and_its_seconds_do_not_count_the_host_s_delay(
     tmp_path: Path,
 ) -> None:
-    path = Path(fast_profile(tmp_path))
-    path.write_text(path.read_text().replace("step_s: 1e-6", "step_s: 0.02"))
-    engine = EmulatedEngine(str(path))
+    engine = EmulatedEngine(fast_profile(tmp_path, step_s=0.02))
     engine.add("a", list(range(3, 40)), 3, SAMPLINGS[0])
     engine.run()
     clock = engine.runner.clock
