@@ -1,11 +1,9 @@
-"""Slots that prove their tokens, draws that prove their slots, and the judge of whole answers.
+"""Slots that prove their tokens, and draws that prove their slots.
 
 A slot is a digest of its token, its position and the slot before it. A draw folds the last slots
 and one full block of the context, which rotates with the position, then seed and position. So a
 block that is not as it should be changes the answer soon. All modulo 2**64.
 """
-
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,24 +83,3 @@ def draw(
     fold = (last * weights[:LAST_SLOTS]).sum(1) + (mix(block) * weights[LAST_SLOTS:]).sum(1)
     drawn = mix(fold ^ mix(seeds) ^ positions.astype(np.uint64)) % np.uint64(len(token_ids))
     return token_ids[drawn.astype(np.int64)]
-
-
-def true_answer(
-    tokens: Sequence[int], num_prompt: int, seed: int, token_ids: Ints, block_size: int
-) -> list[int]:
-    """Return for each token of an answer the one that should follow all that is before it.
-
-    `tokens` is prompt and answer. An answer is right when it equals what this returns.
-    """
-    of_all = np.array(tokens, np.int64)
-    slots = Chain().extend(np.zeros(1, np.uint64), of_all, 0)
-    at = np.arange(num_prompt - 1, len(tokens) - 1)
-    back = at[:, None] - np.arange(LAST_SLOTS)
-    last = np.where(back >= 0, slots[back], np.uint64(0))
-    turns = np.array([rotating_block(each, block_size) for each in at.tolist()], np.int64)
-    num_full = len(slots) // block_size
-    blocks = np.zeros((num_full + 1, block_size), np.uint64)  # the last one: none
-    blocks[:num_full] = slots[: num_full * block_size].reshape(num_full, block_size)
-    seeds = np.full(len(at), seed % 2**64, np.uint64)
-    answer: list[int] = draw(last, blocks[turns], seeds, at, token_ids).tolist()
-    return answer

@@ -1,7 +1,9 @@
 """The digests in a KV pool: written by chunks, read by draws."""
 
 from dataclasses import dataclass
+from hashlib import blake2b
 
+import msgspec
 import numpy as np
 
 from tandem.emulation.digests import (
@@ -15,6 +17,10 @@ from tandem.emulation.digests import (
     slot_inputs,
 )
 from tandem.engine.schedule.sequence import PENDING, Chunk
+from tandem.runtime.errors import InvalidRequestError
+from tandem.runtime.messages import SamplingParams, encode
+
+PLAIN = SamplingParams()
 
 
 @dataclass(slots=True)
@@ -34,6 +40,9 @@ class Work:
     def of(cls, chunk: Chunk, block_size: int) -> "Work":
         """Copy what the step will read of a chunk."""
         seq, start, end, samples = chunk
+        if seq.prompt_scores is not None:
+            message = "log probabilities of a prompt: emulated devices compute none"
+            raise InvalidRequestError(message, param="prompt_logprobs")
         last = end - 1
         first = max(0, start - LAST_SLOTS) // block_size
         rotating = rotating_block(last, block_size) if samples else -1
@@ -45,8 +54,17 @@ class Work:
             seq.block_table[first : last // block_size + 1],
             seq.block_table[rotating] if rotating >= 0 else -1,
             samples,
-            seq.sampling.seed if seq.sampling.temperature > 0 else 0,
+            seed_of(seq.sampling),
         )
+
+
+def seed_of(sampling: SamplingParams) -> int:
+    """Return the seed of draws: that of the request, 0 if it is greedy, folded with the others."""
+    others = msgspec.structs.replace(sampling, temperature=1.0, seed=0, logprobs=None)
+    seed = sampling.seed if sampling.temperature > 0 else 0
+    if others == PLAIN:
+        return seed
+    return seed ^ int.from_bytes(blake2b(encode(others), digest_size=8).digest(), "little")
 
 
 class DigestPool:

@@ -18,7 +18,6 @@ from tandem.engine.first_costs import measure_costs
 from tandem.engine.loop import EngineLoop, build_in_thread
 from tandem.engine.model_runner import ModelRunner
 from tandem.engine.outputs import LoadStats
-from tandem.engine.runner import Runner
 from tandem.engine.schedule.sequence import Sequence
 from tandem.engine.step.masks import Matcher
 from tandem.engine.step.outcome import DeviceLostError
@@ -105,7 +104,9 @@ class Worker:
             node.nats, settings.queue, runtime.namespace, settings.model_name, self.deployment
         )
         self.own_prompts = OwnPrompts()
-        self.grammars = _grammar_compiler(self.engine, Path(engine.model))
+        self.grammars = None  # an emulated device draws from all tokens: its card says so
+        if self._emulated is None:
+            self.grammars = _grammar_compiler(self.engine, Path(engine.model))
         # Takes a ticket of this worker back, to compute its prompt here; False: another must.
         self.take_back: Callable[[PrefillJob], bool] = lambda job: True
         # True: another worker should take the tickets, with this load here.
@@ -249,8 +250,7 @@ class Worker:
 
 
 def _build_engine(config: EngineConfig) -> Engine:
-    runner: Runner = ModelRunner(config) if config.emulate is None else EmulatedRunner(config)
-    engine = Engine(config, runner)
+    engine = Engine(config, ModelRunner(config) if config.emulate is None else EmulatedRunner(config))
     measure_costs(engine)
     return engine
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from tandem.emulation.digests import true_answer
+from tandem.bench.stack.judge import true_answer
 from tandem.emulation.runner import EmulatedRunner
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine

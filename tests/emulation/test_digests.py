@@ -5,7 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from tandem.emulation.digests import LAST_SLOTS, Chain, rotating_block, true_answer
+from tandem.bench.stack.judge import true_answer
+from tandem.emulation.digests import LAST_SLOTS, Chain, rotating_block
 
 BITS = 2**64 - 1
 MULTIPLIER, MIX_1, MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB

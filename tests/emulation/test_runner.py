@@ -5,7 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
+from tandem.emulation.pool import seed_of
+from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.messages import SamplingParams
 from tests.emulation.harness import EmulatedEngine, fast_profile, is_true, random_prompts
 
@@ -101,3 +104,44 @@ def test_a_step_lasts_as_modelled_and_its_seconds_do_not_count_the_host_s_delay(
     assert clock.num_steps == 3
     assert clock.busy_s == pytest.approx(0.06, rel=0.01)
     assert clock.late_s >= 0 and clock.worst_late_s <= clock.late_s
+
+
+def test_every_parameter_of_sampling_changes_the_draws_and_travels_in_their_seed() -> None:
+    plain = SamplingParams(temperature=0.5, seed=7)
+    assert (seed_of(plain), seed_of(SamplingParams(temperature=0, seed=7))) == (7, 0)
+    changes: dict[str, object] = {
+        "top_p": 0.5,
+        "top_k": 3,
+        "min_p": 0.1,
+        "presence_penalty": 1.0,
+        "frequency_penalty": 1.0,
+        "repetition_penalty": 1.1,
+        "logit_bias": {3: 1.0},
+    }
+    seeds = {seed_of(replace(plain, **{key: value})) for key, value in changes.items()}
+    assert len(seeds | {7}) == 1 + len(changes)
+    assert seed_of(replace(plain, logprobs=3)) == 7
+
+
+def test_log_probabilities_of_a_prompt_are_refused_by_name_and_others_go_on(tmp_path: Path) -> None:
+    engine = EmulatedEngine(fast_profile(tmp_path))
+    engine.add("a", list(range(3, 40)), 4, SAMPLINGS[0])
+    scored = SamplingParams(temperature=0, logprobs=0, prompt_logprobs=True)
+    engine.add("b", list(range(3, 40)), 4, scored)
+    errors = []
+    while engine.engine.has_work:
+        for output in engine.engine.step():
+            engine.answers[output.request_id] += output.token_ids
+            errors += [output.error] if output.error is not None else []
+    (error,) = errors
+    assert isinstance(error, InvalidRequestError) and error.param == "prompt_logprobs"
+    assert len(engine.answers["a"]) == 4 and engine.answers["b"] == []
+
+
+def test_log_probabilities_of_an_answer_are_those_of_certain_tokens(tmp_path: Path) -> None:
+    engine = EmulatedEngine(fast_profile(tmp_path))
+    engine.add("a", [5], 1, SamplingParams(temperature=0, logprobs=2))
+    (output,) = engine.engine.step()
+    assert output.logprobs is not None
+    assert output.logprobs[0].logprob == 0.0
+    assert output.logprobs[0].top == [(output.token_ids[0], 0.0)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tandem.emulation.digests import true_answer
+from tandem.bench.stack.judge import true_answer
 from tandem.emulation.link import EmulatedGroup
 from tandem.emulation.runner import EmulatedRunner
 from tandem.runtime.config import RuntimeConfig
