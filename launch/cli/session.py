@@ -26,7 +26,7 @@ class Session:
             self.options.append((key, value, option))
 
     def load(self) -> "EffectiveConfig":
-        """Return the config of all sources together, and set the pace. Raise ConfigError.
+        """Return the config of all sources together, and set its pace. Raise ConfigError.
 
         An etcd that `tandem serve` runs on this machine stands for its whole cluster.
         """
@@ -37,7 +37,8 @@ class Session:
         config = load_config(file=self.file, environment=os.environ, flags=self.flags)
         named = [Setting(key, value, option) for key, value, option in self.options]
         config = config.with_settings(named) if named else config
-        set_pace(config.config.runtime.pace)
+        if config.origin("runtime.pace") != "default":
+            set_pace(config.config.runtime.pace)
         if config.origin("runtime.etcd_endpoints") == "default":
             return config
         runtime = config.config.runtime
