@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from tandem.emulation.profile import Profile
+from tandem.emulation.runner import LayersEvent
 from tandem.transfer.group import TransferGroup, WriteOrder
 from tandem.transfer.handoff.landed import decode_landed
 from tandem.transfer.layout import RankPair
@@ -50,6 +51,8 @@ class EmulatedGroup(TransferGroup):
 
     async def write(self, link: Link, order: WriteOrder) -> bytes:
         """Write blocks once the link has sent their bytes, and all earlier ones."""
+        if isinstance(order.after, LayersEvent):
+            await asyncio.sleep(order.after.due_at - time.perf_counter())
         await self._send(len(order.blocks), order.layers)
         return await super().write(link, order)
 

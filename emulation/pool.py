@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from tandem.emulation.digests import (
     LAST_SLOTS,
@@ -20,7 +22,9 @@ from tandem.engine.schedule.sequence import PENDING, Chunk
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.messages import SamplingParams, encode
 
+NUM_LAYERS = 4
 PLAIN = SamplingParams()
+_SECOND_COPY = np.uint64(0xD6E8FEB86659FD93)  # the second copy of a digest differs by it
 
 
 @dataclass(slots=True)
@@ -68,12 +72,15 @@ def seed_of(sampling: SamplingParams) -> int:
 
 
 class DigestPool:
-    """The slots of a pool, and the last token that each batch row has drawn."""
+    """The digests of all slots, and the last token that each batch row has drawn.
 
-    def __init__(self, slots: Digests, block_size: int, num_rows: int, token_ids: Ints) -> None:
-        """`slots` is [num_blocks * block_size], the pool's own memory; draws give `token_ids`."""
-        self._slots = slots
-        self._blocks = slots.reshape(-1, block_size)
+    Each lies twice in its block, so that every layer holds a part: a block of 4 layers, K and V and
+    2 bytes in each, is [2, block_size] digests of 8 bytes. Draws notice copies that differ.
+    """
+
+    def __init__(self, pool: NDArray[Any], block_size: int, num_rows: int, token_ids: Ints) -> None:
+        """`pool` is the memory of all blocks; draws give `token_ids`."""
+        self._digests: Digests = pool.reshape(-1).view(np.uint64).reshape(-1, 2, block_size)
         self._block_size = block_size
         self._token_ids = token_ids
         self._drawn = np.zeros(num_rows, np.int64)
@@ -81,42 +88,59 @@ class DigestPool:
 
     def compute(self, works: list[Work]) -> list[int]:
         """Write the slots of a step, and return a token for each chunk that samples."""
+        self.write(works)
+        sampled = [work for work in works if work.samples]
+        return self._draw(sampled) if sampled else []
+
+    def write(self, works: list[Work], num_layers: int = NUM_LAYERS) -> None:
+        """Write the slots of a step, in its first layers (in pairs)."""
+        copies = -(-num_layers // 2)
         for work in works:
             if work.token_ids[-1] == PENDING:
                 work.token_ids[-1] = int(self._drawn[work.batch_row])
         singles = [work for work in works if len(work.token_ids) == 1]
         if singles:
-            self._write_singles(singles)
+            self._write_singles(singles, copies)
         for work in works:
             if len(work.token_ids) > 1:
-                self._write_chunk(work)
-        sampled = [work for work in works if work.samples]
-        return self._draw(sampled) if sampled else []
+                self._write_chunk(work, copies)
 
-    def _write_singles(self, works: list[Work]) -> None:
+    def _read(self, slots: Ints) -> Digests:
+        block_ids, offsets = np.divmod(slots, self._block_size)
+        return _proven(*(self._digests[block_ids, copy, offsets] for copy in (0, 1)))
+
+    def _put(self, slots: Ints, digests: Digests, copies: int) -> None:
+        block_ids, offsets = np.divmod(slots, self._block_size)
+        self._digests[block_ids, 0, offsets] = digests
+        if copies > 1:
+            self._digests[block_ids, 1, offsets] = digests ^ _SECOND_COPY
+
+    def _write_singles(self, works: list[Work], copies: int) -> None:
         at = np.array([work.start for work in works])
         slots = self._last_slots(works, at)
-        before = np.where(at > 0, self._slots[slots[:, 1]], np.uint64(0))
+        before = np.where(at > 0, self._read(slots[:, 1]), np.uint64(0))
         inputs = slot_inputs(np.array([work.token_ids[0] for work in works]), at)
-        self._slots[slots[:, 0]] = before * MULTIPLIER + inputs
+        self._put(slots[:, 0], before * MULTIPLIER + inputs, copies)
 
-    def _write_chunk(self, work: Work) -> None:
+    def _write_chunk(self, work: Work, copies: int) -> None:
         size, table = self._block_size, np.array(work.block_ids)
         before = np.zeros(1, np.uint64)
         if work.start:
             last = work.start - 1
             slot = work.block_ids[last // size - work.first_block] * size + last % size
-            before = self._slots[slot : slot + 1]
+            before = self._read(np.array([slot]))
         at = np.arange(work.start, work.start + len(work.token_ids))
         slots = table[at // size - work.first_block] * size + at % size
-        self._slots[slots] = self._chain.extend(before, np.array(work.token_ids), work.start)
+        digests = self._chain.extend(before, np.array(work.token_ids), work.start)
+        self._put(slots, digests, copies)
 
     def _draw(self, works: list[Work]) -> list[int]:
         at = np.array([work.start + len(work.token_ids) - 1 for work in works])
-        last = self._slots[self._last_slots(works, at)]
+        last = self._read(self._last_slots(works, at))
         last[at[:, None] < np.arange(LAST_SLOTS)] = 0
-        rotating = np.array([work.rotating_id for work in works])
-        block = np.where(rotating[:, None] >= 0, self._blocks[rotating], np.uint64(0))
+        rotating = np.array([[work.rotating_id] for work in works])
+        in_block = _proven(*(self._digests[rotating[:, 0], copy] for copy in (0, 1)))
+        block = np.where(rotating >= 0, in_block, np.uint64(0))
         seeds = np.array([work.seed % 2**64 for work in works], np.uint64)
         drawn = draw(last, block, seeds, at, self._token_ids)
         self._drawn[[work.batch_row for work in works]] = drawn
@@ -139,4 +163,11 @@ class DigestPool:
             ]
         )
         slots: Ints = np.take_along_axis(ids, newest[:, None] - back // size, 1) * size
-        return slots + back % size
+        slots += back % size
+        return slots
+
+
+def _proven(first: Digests, second: Digests) -> Digests:
+    """Return digests from their copies; others where the copies differ."""
+    digests: Digests = first + MULTIPLIER * (first ^ second ^ _SECOND_COPY)
+    return digests

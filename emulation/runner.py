@@ -1,15 +1,18 @@
 """The engine's Runner on an emulated device: real KV pool, real tokens, modelled time."""
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
-from tandem.emulation.pool import DigestPool, Work
+from tandem.emulation.pool import NUM_LAYERS, DigestPool, Work
 from tandem.emulation.profile import load_profile
 from tandem.engine.config import DeviceKind, EngineConfig
 from tandem.engine.memory.kv_cache import KvCache, choose_block_size, choose_max_model_len
@@ -41,25 +44,26 @@ class EmulatedRunner:
         num_blocks = config.num_blocks or profile.kv_tokens // block_size
         self.config = config.model_copy(update={"block_size": block_size, "num_blocks": num_blocks})
         stored = choose_model_config(config.model, config.model_impl)
-        # A slot is one digest of 8 bytes: K and V of one layer, one head and one number.
+        # A slot is a digest of 8 bytes, twice: K and V of four layers, one head and one number.
         self.model_config = replace(
             stored,
-            num_layers=1,
+            num_layers=NUM_LAYERS,
             num_kv_heads=1,
             head_dim=1,
-            dtype="float32",
+            dtype="float16",
             layer_kinds=(),
             max_position_embeddings=profile.max_position_embeddings,
         )
         choose_max_model_len(config, self.model_config, num_blocks, block_size)
         self.kv_cache = KvCache(self.model_config, num_blocks, block_size, torch.device("cpu"))
         self._graph_sizes = batch_sizes(config.max_num_seqs) if config.cuda_graphs else []
-        memory = self.kv_cache.tensor.view(-1).view(torch.uint8).numpy().view(np.uint64)
+        memory = self.kv_cache.tensor.numpy()
         ends = set(self.model_config.eos_token_ids)
         token_ids = [each for each in range(self.model_config.vocab_size) if each not in ends]
         num_rows = config.max_num_seqs + 1
         self._pool = DigestPool(memory, block_size, num_rows, np.array(token_ids))
         self._launched: deque[EmulatedStep] = deque()  # oldest first
+        self._computing = threading.Lock()  # of the engine's thread, and of one that asks an event
         self.clock = DeviceClock()
 
     @property
@@ -78,7 +82,12 @@ class EmulatedRunner:
         works = [Work.of(chunk, self.kv_cache.block_size) for chunk in chunks]
         wants = [chunk.seq.sampling.logprobs for chunk in chunks if chunk.samples]
         step = EmulatedStep(self, works, wants, seconds)
-        self._launched.append(step)
+        with self._computing:
+            self._launched.append(step)
+        if on_layers is not None:
+            for num_layers in boundaries:
+                event: Any = LayersEvent(self, step, num_layers)
+                on_layers(num_layers, event)
         return step
 
     def _seconds(self, chunks: list[Chunk]) -> float:
@@ -89,11 +98,14 @@ class EmulatedRunner:
         num_rows = sum(chunk.samples for chunk in chunks)
         return self.profile.step_seconds(work, num_rows, computed)
 
-    def compute_until(self, step: "EmulatedStep") -> None:
-        """Compute the launched steps up to `step`, in the order of their launches."""
-        while step.drawn is None:
-            first = self._launched.popleft()
-            first.drawn = self._pool.compute(first.works)
+    def compute(self, step: "EmulatedStep", num_layers: int = NUM_LAYERS) -> None:
+        """Compute a step, after all earlier ones; only its slots where not all layers are done."""
+        with self._computing:
+            while step.drawn is None:
+                first = self._launched[0]
+                if first is step and num_layers < NUM_LAYERS:
+                    return self._pool.write(step.works, num_layers)
+                first.drawn = self._pool.compute(self._launched.popleft().works)
 
 
 class DeviceClock:
@@ -150,12 +162,12 @@ class EmulatedStep:
         self.seconds = seconds
         self._runner = runner
         self._wants = wants  # of each chunk that samples: likeliest tokens, or None
-        self._ends_at = runner.clock.begin(seconds)
+        self.ends_at = runner.clock.begin(seconds)  # perf_counter seconds
 
     def tokens(self) -> list[SampledToken]:
         """Return one token per chunk that samples; blocks until the step's modelled end."""
-        self._runner.clock.wait(self._ends_at, self.seconds)
-        self._runner.compute_until(self)
+        self._runner.clock.wait(self.ends_at, self.seconds)
+        self._runner.compute(self)
         assert self.drawn is not None
         return [
             SampledToken(token_id, _logprobs(token_id, num_top))
@@ -165,6 +177,21 @@ class EmulatedStep:
     def prompt_scores(self) -> list[ScoredPart]:
         """Return none: the runner scores no prompts."""
         return []
+
+
+class LayersEvent:
+    """A stand-in for a CUDA event: the layers of a step are in the pool once it is due."""
+
+    def __init__(self, runner: EmulatedRunner, step: EmulatedStep, num_layers: int) -> None:
+        self.due_at = step.ends_at - step.seconds * (1 - num_layers / NUM_LAYERS)
+        self._compute = partial(runner.compute, step, num_layers)
+
+    def query(self) -> bool:
+        """Return True once the event has happened."""
+        if time.perf_counter() < self.due_at:
+            return False
+        self._compute()
+        return True
 
 
 def _logprobs(token_id: int, num_top: int | None) -> TokenLogprobs | None:

@@ -1,18 +1,27 @@
 """Answers of an emulated device against the judge, whatever the engine does with their KV."""
 
 import random
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from tandem.emulation.pool import seed_of
+from tandem.engine.schedule.sequence import LayerProgress, Sequence
 from tandem.runtime.errors import InvalidRequestError
-from tandem.runtime.messages import SamplingParams
+from tandem.runtime.messages import SamplingParams, StopConditions
 from tests.emulation.harness import EmulatedEngine, fast_profile, is_true, random_prompts
 
 SAMPLINGS = [SamplingParams(temperature=0), SamplingParams(seed=2**64 - 1), SamplingParams(seed=5)]
+
+
+def digests_of(engine: EmulatedEngine) -> NDArray[np.uint64]:
+    """The pool's own memory: [num_blocks, 2, block_size]."""
+    memory = engine.runner.kv_cache.tensor.view(-1).numpy().view(np.uint64)
+    return memory.reshape(-1, 2, engine.engine.block_pool.block_size)
 
 
 def filled(engine: EmulatedEngine, prompts: list[list[int]], num_tokens: int) -> None:
@@ -65,9 +74,9 @@ def test_a_flipped_bit_anywhere_in_the_context_is_noticed_soon(
             engine.step()
         num_true = len(engine.answers[name])
         position = rng.randrange(len(prompt) // 16 * 16)
-        slots = engine.runner.kv_cache.tensor.view(-1).numpy().view(np.uint64)
-        slot = seq.block_table[position // 16] * 16 + position % 16
-        slots[slot] ^= np.uint64(1 << rng.randrange(64))
+        digests = digests_of(engine)
+        copy, bit = rng.randrange(2), np.uint64(1 << rng.randrange(64))
+        digests[seq.block_table[position // 16], copy, position % 16] ^= bit
         engine.run()
         answer = engine.answers[name]
         assert is_true(prompt + answer[:num_true], len(prompt), 0, 16)
@@ -78,10 +87,35 @@ def test_kv_is_written_when_its_step_ends_and_not_at_its_launch(tmp_path: Path) 
     engine = EmulatedEngine(fast_profile(tmp_path), {"overlap": False})
     seq = engine.add("a", list(range(3, 40)), 4, SAMPLINGS[0])
     engine.engine.launch()
-    slots = engine.runner.kv_cache.tensor.view(-1).numpy().view(np.uint64)
-    assert not slots[seq.block_table[0] * 16 : seq.block_table[0] * 16 + 16].any()
+    digests = digests_of(engine)
+    assert not digests[seq.block_table[0]].any()
     engine.engine.collect()
-    assert slots[seq.block_table[0] * 16 : seq.block_table[0] * 16 + 16].all()
+    assert digests[seq.block_table[0]].all()
+
+
+def test_layers_are_in_the_pool_when_their_event_has_happened_and_not_before(
+    tmp_path: Path,
+) -> None:
+    engine = EmulatedEngine(fast_profile(tmp_path, step_s=0.5), {"overlap": False})
+    progress: list[LayerProgress] = []
+    engine.engine.on_layers = progress.extend
+    seq = Sequence("a", list(range(3, 35)), 32, SAMPLINGS[0], StopConditions(1), prefill_only=True)
+    seq.num_layer_groups = 4
+    engine.engine.add(seq)
+    engine.engine.launch()
+    assert [each.num_layers for each in progress] == [1, 2, 3]
+    early, late = progress[0].event, progress[2].event
+    assert early is not None and late is not None
+    digests = digests_of(engine)
+    assert not early.query() and not digests[seq.block_table[0]].any()
+    while not early.query():
+        time.sleep(0.01)
+    assert digests[seq.block_table[0], 0].all()
+    while not late.query():
+        time.sleep(0.01)
+    assert digests[seq.block_table[0]].all()
+    (output,) = engine.engine.collect()
+    assert is_true(list(range(3, 35)) + output.token_ids, 32, 0, 16)
 
 
 def test_a_gpu_s_defaults_and_the_profile_s_pool_hold_where_nothing_is_configured(

@@ -114,7 +114,7 @@ async def test_what_two_senders_write_at_once_shares_the_receiver_s_rate_and_kee
     runner = EmulatedEngine(profile).runner
     layout = KvLayout.of(runner.kv_cache.tensor)
     group = EmulatedGroup(runner.profile, TRANSFER, layout, runner.kv_caches, "i", "e")
-    landed = encode_landed(Landed(b"h" * 16, 1, b"s" * 16, 0, 0, range(1), ((0, 7),)))
+    landed = encode_landed(Landed(b"h" * 16, 1, b"s" * 16, 0, 0, range(4), ((0, 7),)))
     settled = encode_settled(SettledNotice(b"h" * 16, 1, b"s" * 16, 1, 0))
     came: list[bytes] = []
     began = time.perf_counter()
