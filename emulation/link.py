@@ -13,9 +13,7 @@ from tandem.transfer.group import TransferGroup, WriteOrder
 from tandem.transfer.handoff.landed import decode_landed
 from tandem.transfer.layout import RankPair
 from tandem.transfer.link import Link, LinkRates
-from tandem.transfer.link_probe import SpareLink
-
-CORE_SHARE = 0.1  # of a transfer's time that computing loses, as on a GPU
+from tandem.transfer.link_probe import SpareLink, core_share
 
 
 class EmulatedGroup(TransferGroup):
@@ -30,7 +28,7 @@ class EmulatedGroup(TransferGroup):
         self.byte_scale: float = profile.kv_bytes_per_token / self.layout.token_bytes
         self._latency_s = profile.link_latency_s
         self._s_per_byte = self.byte_scale / profile.link_bytes_per_s  # of the pool
-        self._sent_at = self._received_at = 0.0  # perf_counter seconds of the last byte
+        self._last_at = {"out": 0.0, "in": 0.0}  # perf_counter seconds of the last byte
         self._arriving: deque[Callable[[], None]] = deque()
 
     async def start(self, on_notification: Callable[[int, bytes], None]) -> None:
@@ -46,27 +44,27 @@ class EmulatedGroup(TransferGroup):
             s_per_byte=self._s_per_byte,
             read_s_per_byte=self._s_per_byte,
             wire_bytes_per_s=1 / self._s_per_byte,
-            core_share=CORE_SHARE,
+            core_share=core_share("VRAM"),
         )
 
     async def write(self, link: Link, order: WriteOrder) -> bytes:
         """Write blocks once the link has sent their bytes, and all earlier ones."""
         if isinstance(order.after, LayersEvent):
             await asyncio.sleep(order.after.due_at - time.perf_counter())
-        await self._send(len(order.blocks), order.layers)
+        await self._carry("out", len(order.blocks), order.layers)
         return await super().write(link, order)
 
     async def read(
         self, link: Link, ranks: RankPair, pairs: Sequence[tuple[int, int]]
     ) -> list[int]:
         """READ blocks once the link has moved their bytes, and all earlier ones."""
-        await self._send(len(pairs), range(self.layout.num_layers))
+        await self._carry("in", len(pairs), range(self.layout.num_layers))
         return await super().read(link, ranks, pairs)
 
-    async def _send(self, num_blocks: int, layers: range) -> None:
-        now = time.perf_counter()
-        self._sent_at = max(now, self._sent_at) + self._seconds(num_blocks, layers)
-        await asyncio.sleep(self._sent_at + self._latency_s - now)
+    async def _carry(self, way: str, num_blocks: int, layers: range) -> None:
+        now, last_at = time.perf_counter(), self._last_at
+        last_at[way] = max(now, last_at[way]) + self._seconds(num_blocks, layers)
+        await asyncio.sleep(last_at[way] + self._latency_s - now)
 
     def _arrive(self, notice: bytes, deliver: Callable[[bytes], None]) -> None:
         """Deliver once the bytes of `notice` and all before them are received, in that order.
@@ -76,9 +74,9 @@ class EmulatedGroup(TransferGroup):
         now, seconds = time.perf_counter(), 0.0
         if (landed := decode_landed(notice)) is not None:
             seconds = self._seconds(len(landed.blocks), landed.layers)
-        self._received_at = max(self._received_at, now - seconds) + seconds
+        self._last_at["in"] = max(self._last_at["in"], now - seconds) + seconds
         self._arriving.append(partial(deliver, notice))
-        delay_s = max(0.0, self._received_at - now)
+        delay_s = max(0.0, self._last_at["in"] - now)
         asyncio.get_running_loop().call_later(delay_s, lambda: self._arriving.popleft()())
 
     def _seconds(self, num_blocks: int, layers: range) -> float:

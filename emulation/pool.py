@@ -45,8 +45,7 @@ class Work:
         """Copy what the step will read of a chunk."""
         seq, start, end, samples = chunk
         if seq.prompt_scores is not None:
-            message = "log probabilities of a prompt: emulated devices compute none"
-            raise InvalidRequestError(message, param="prompt_logprobs")
+            raise InvalidRequestError("emulated devices score no prompt", param="prompt_logprobs")
         last = end - 1
         first = max(0, start - LAST_SLOTS) // block_size
         rotating = rotating_block(last, block_size) if samples else -1
@@ -124,15 +123,11 @@ class DigestPool:
 
     def _write_chunk(self, work: Work, copies: int) -> None:
         size, table = self._block_size, np.array(work.block_ids)
-        before = np.zeros(1, np.uint64)
-        if work.start:
-            last = work.start - 1
-            slot = work.block_ids[last // size - work.first_block] * size + last % size
-            before = self._read(np.array([slot]))
-        at = np.arange(work.start, work.start + len(work.token_ids))
+        at = np.arange(work.start - 1, work.start + len(work.token_ids))
         slots = table[at // size - work.first_block] * size + at % size
+        before = self._read(slots[:1]) if work.start else np.zeros(1, np.uint64)
         digests = self._chain.extend(before, np.array(work.token_ids), work.start)
-        self._put(slots, digests, copies)
+        self._put(slots[1:], digests, copies)
 
     def _draw(self, works: list[Work]) -> list[int]:
         at = np.array([work.start + len(work.token_ids) - 1 for work in works])

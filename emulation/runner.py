@@ -1,6 +1,5 @@
 """The engine's Runner on an emulated device: real KV pool, real tokens, modelled time."""
 
-import logging
 import threading
 import time
 from collections import deque
@@ -24,8 +23,6 @@ from tandem.engine.step.prompt_scoring import ScoredPart
 from tandem.engine.step.sampler import SampledToken
 from tandem.runtime.messages import TokenLogprobs
 
-logger = logging.getLogger(__name__)
-
 
 class EmulatedRunner:
     """Computes nothing, takes the time of `profile` for it, and proves what it read.
@@ -39,7 +36,7 @@ class EmulatedRunner:
 
     def __init__(self, config: EngineConfig) -> None:
         assert config.emulate is not None
-        self.profile = profile = load_profile(config.emulate, config.kv_memory_fraction)
+        self.profile = profile = load_profile(config.emulate)
         block_size = choose_block_size(config, self.device_kind)
         num_blocks = config.num_blocks or profile.kv_tokens // block_size
         self.config = config.model_copy(update={"block_size": block_size, "num_blocks": num_blocks})
@@ -56,6 +53,7 @@ class EmulatedRunner:
         )
         choose_max_model_len(config, self.model_config, num_blocks, block_size)
         self.kv_cache = KvCache(self.model_config, num_blocks, block_size, torch.device("cpu"))
+        self.kv_caches = (self.kv_cache,)  # of the only rank
         self._graph_sizes = batch_sizes(config.max_num_seqs) if config.cuda_graphs else []
         memory = self.kv_cache.tensor.numpy()
         ends = set(self.model_config.eos_token_ids)
@@ -65,11 +63,6 @@ class EmulatedRunner:
         self._launched: deque[EmulatedStep] = deque()  # oldest first
         self._computing = threading.Lock()  # of the engine's thread, and of one that asks an event
         self.clock = DeviceClock()
-
-    @property
-    def kv_caches(self) -> tuple[KvCache]:
-        """The pool of this runner's only rank."""
-        return (self.kv_cache,)
 
     def launch(
         self,
@@ -125,11 +118,9 @@ class DeviceClock:
 
     def summary(self) -> str:
         """Return a line for people."""
-        mean_ms = 1e3 * self.late_s / max(1, self.num_steps)
-        return (
-            f"{self.num_steps}, {self.busy_s:.1f} s, late by {mean_ms:.2g} ms on average "
-            f"({self.late_share:.1%}), {1e3 * self.worst_late_s:.3g} ms at worst"
-        )
+        mean_ms, worst_ms = 1e3 * self.late_s / max(1, self.num_steps), 1e3 * self.worst_late_s
+        late = f"{mean_ms:.2g} ms late on average ({self.late_share:.1%}), {worst_ms:.3g} at worst"
+        return f"{self.num_steps} in {self.busy_s:.1f} s, {late}"
 
     def begin(self, seconds: float) -> float:
         """Begin work of `seconds` after all earlier work; return its end."""
@@ -170,8 +161,8 @@ class EmulatedStep:
         self._runner.compute(self)
         assert self.drawn is not None
         return [
-            SampledToken(token_id, _logprobs(token_id, num_top))
-            for token_id, num_top in zip(self.drawn, self._wants, strict=True)
+            SampledToken(each, None if k is None else TokenLogprobs(0.0, [(each, 0.0)][:k]))
+            for each, k in zip(self.drawn, self._wants, strict=True)
         ]
 
     def prompt_scores(self) -> list[ScoredPart]:
@@ -192,10 +183,3 @@ class LayersEvent:
             return False
         self._compute()
         return True
-
-
-def _logprobs(token_id: int, num_top: int | None) -> TokenLogprobs | None:
-    """Return those of a token that is the only likely one."""
-    if num_top is None:
-        return None
-    return TokenLogprobs(logprob=0.0, top=[(token_id, 0.0)][:num_top])
