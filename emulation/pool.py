@@ -143,10 +143,7 @@ class DigestPool:
         return token_ids
 
     def _last_slots(self, works: list[Work], at: Ints) -> Ints:
-        """Return the slots of positions at, at - 1, ...: [num_works, LAST_SLOTS].
-
-        Positions before the first are those of the first.
-        """
+        """Return [num_works, LAST_SLOTS]: the slots of positions at, at - 1, ...; at least 0."""
         size = self._block_size
         back = np.maximum(at[:, None] - np.arange(LAST_SLOTS), 0)
         num_spanned = (LAST_SLOTS - 2) // size + 2  # blocks that so many slots can lie in
