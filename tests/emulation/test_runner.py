@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tandem.emulation.pool import seed_of
+from tandem.emulation.runner import EmulatedStep, LayersEvent
 from tandem.engine.schedule.sequence import LayerProgress, Sequence
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.messages import SamplingParams, StopConditions
@@ -96,7 +97,7 @@ def test_kv_is_written_when_its_step_ends_and_not_at_its_launch(tmp_path: Path) 
 def test_layers_are_in_the_pool_when_their_event_has_happened_and_not_before(
     tmp_path: Path,
 ) -> None:
-    engine = EmulatedEngine(fast_profile(tmp_path, step_s=0.5), {"overlap": False})
+    engine = EmulatedEngine(fast_profile(tmp_path, step_s=300), {"overlap": False})
     progress: list[LayerProgress] = []
     engine.engine.on_layers = progress.extend
     seq = Sequence("a", list(range(3, 35)), 32, SAMPLINGS[0], StopConditions(1), prefill_only=True)
@@ -104,16 +105,18 @@ def test_layers_are_in_the_pool_when_their_event_has_happened_and_not_before(
     engine.engine.add(seq)
     engine.engine.launch()
     assert [each.num_layers for each in progress] == [1, 2, 3]
-    early, late = progress[0].event, progress[2].event
-    assert early is not None and late is not None
-    digests = digests_of(engine)
-    assert not early.query() and not digests[seq.block_table[0]].any()
-    while not early.query():
-        time.sleep(0.01)
-    assert digests[seq.block_table[0], 0].all()
-    while not late.query():
-        time.sleep(0.01)
-    assert digests[seq.block_table[0]].all()
+    (launched,), events = engine.engine._in_flight, [each.event for each in progress]
+    assert isinstance(launched.step, EmulatedStep)
+    digests, now = digests_of(engine)[seq.block_table[0]], time.perf_counter()
+    for event, share in zip(events, (0.25, 0.5, 0.75), strict=True):
+        assert isinstance(event, LayersEvent) and not event.query()
+        assert launched.step.ends_at - event.due_at == pytest.approx(300 * (1 - share))
+    assert not digests.any()
+    for event, copies in zip(events, (1, 1, 2), strict=True):
+        assert isinstance(event, LayersEvent)
+        event.due_at = now
+        assert event.query() and digests[:copies].all() and not digests[copies:].any()
+    launched.step.ends_at = now
     (output,) = engine.engine.collect()
     assert is_true(list(range(3, 35)) + output.token_ids, 32, 0, 16)
 
