@@ -86,9 +86,12 @@ async def test_a_flipped_bit_on_the_way_is_caught_and_the_answer_is_true(
             return await transfer(*arguments[:4], announced, **named)  # type: ignore[arg-type]
 
         agent.transfer = flip  # type: ignore[method-assign, assignment]
-        prompt = fresh_prompt(60, 1)
-        assert await judged(pair, prompt, await pair.ask(pair.one, prompt, num_tokens=30))
-        await eventually(lambda: num_flipped > 0)
+        for seed in range(30):  # a worker may be the first to take its own ticket
+            prompt = fresh_prompt(60, seed)
+            assert await judged(pair, prompt, await pair.ask(pair.one, prompt, num_tokens=30))
+            if num_flipped:
+                break
+        assert num_flipped
         agent.transfer = transfer  # type: ignore[method-assign]
 
 
@@ -100,11 +103,15 @@ async def test_what_is_handed_over_takes_the_time_of_the_bytes_that_it_stands_fo
     async with Pair(runtime_config, tiny_model, engine=engine, **limits) as pair:
         (link,) = pair.two.worker.group.reports()
         assert link.write_bytes_per_s == 131_072 * 100
-        prompt, asked_at = fresh_prompt(80, 1), time.perf_counter()
-        answer = await pair.ask(pair.one, prompt, num_tokens=4)
-        assert await judged(pair, prompt, answer)
-        assert time.perf_counter() - asked_at > 0.79
+        for seed in range(30):  # a worker may be the first to take its own ticket
+            prompt, asked_at = fresh_prompt(80, seed), time.perf_counter()
+            answer = await pair.ask(pair.one, prompt, num_tokens=4)
+            assert await judged(pair, prompt, answer)
+            took_s = time.perf_counter() - asked_at
+            if answer.report is not None and answer.report.place == "remote":
+                break
         assert answer.report is not None and answer.report.place == "remote"
+        assert took_s > 0.79
 
 
 async def test_what_two_senders_write_at_once_shares_the_receiver_s_rate_and_keeps_its_order(
