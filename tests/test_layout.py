@@ -97,6 +97,15 @@ def test_light_rooms_load_no_torch() -> None:
 
 
 @pytest.mark.parametrize("room", ROOMS)
+def test_clocks_are_read_through_their_module_so_that_a_pace_slows_them(room: str) -> None:
+    for path in sources(room):
+        for node in ast.walk(parsed(path)):
+            assert not (isinstance(node, ast.ImportFrom) and node.module == "time"), (
+                f"{path}:{node.lineno}: write `import time`, whose names runtime/clock.py replaces"
+            )
+
+
+@pytest.mark.parametrize("room", ROOMS)
 def test_nothing_runs_what_it_was_sent(room: str) -> None:
     for path in sources(room):
         assert not {name.split(".")[0] for name in imports(path)} & BANNED_MODULES, path
