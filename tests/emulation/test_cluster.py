@@ -25,7 +25,8 @@ FLAGS = (
 async def test_answers_are_true_where_they_were_handed_over_and_when_their_worker_is_killed(
     tmp_path: Path,
 ) -> None:
-    rng, places, wrong, num_done = random.Random(7), Counter[str](), 0, 0
+    rng, places, wrong, num_done, num_cached = random.Random(7), Counter[str](), 0, 0, 0
+    turns: list[list[int]] = []  # prompts with their answers
     async with (
         served(Path("bundled"), None, FLAGS, tmp_path / "run") as stack,
         httpx.AsyncClient(base_url=stack.url, timeout=120) as client,
@@ -33,15 +34,18 @@ async def test_answers_are_true_where_they_were_handed_over_and_when_their_worke
         (model,) = (await client.get("/v1/models")).json()["data"]
 
         async def ask(seed: int) -> None:
-            nonlocal wrong, num_done
-            length = rng.choice((200, 900, 1500, 4000))
-            prompt = rng.choices(range(3, VOCAB_SIZE), k=length)
+            nonlocal wrong, num_done, num_cached
+            earlier = rng.choice(turns) if turns and rng.random() < 0.4 else []
+            num_new = rng.choice((200, 900, 1500, 4000))
+            prompt = earlier + rng.choices(range(3, VOCAB_SIZE), k=num_new)
             body = {"prompt": prompt, "max_tokens": NUM_TOKENS, "seed": seed, "model": model["id"]}
             answer = await client.post("/v1/completions", json=body | {"return_token_ids": True})
             assert answer.status_code == 200, answer.text
             token_ids = answer.json()["choices"][0]["token_ids"]
             assert len(token_ids) == NUM_TOKENS
-            wrong += not is_true(prompt + token_ids, length, seed, BLOCK_SIZE)
+            turns.append(prompt + token_ids)
+            wrong += not is_true(turns[-1], len(prompt), seed, BLOCK_SIZE)
+            num_cached += answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
             places[answer.headers["x-tandem-prefill"]] += 1
             num_done += 1
             if num_done == NUM_REQUESTS // 3:
@@ -56,3 +60,4 @@ async def test_answers_are_true_where_they_were_handed_over_and_when_their_worke
                 callers.create_task(call(first))
     assert wrong == 0 and num_done == NUM_REQUESTS
     assert min(places["local"], places["remote"]) >= NUM_REQUESTS // 10
+    assert num_cached > 0
