@@ -114,7 +114,7 @@ class DeviceClock:
     @property
     def late_share(self) -> float:
         """The part by which steps took longer than modelled: figures of a run are off by it."""
-        return self.late_s / self.busy_s if self.num_steps else 0.0
+        return self.late_s / self.busy_s if self.busy_s else 0.0
 
     def summary(self) -> str:
         """Return a line for people."""
