@@ -250,7 +250,9 @@ class Worker:
 
 
 def _build_engine(config: EngineConfig) -> Engine:
-    engine = Engine(config, ModelRunner(config) if config.emulate is None else EmulatedRunner(config))
+    engine = Engine(
+        config, ModelRunner(config) if config.emulate is None else EmulatedRunner(config)
+    )
     measure_costs(engine)
     return engine
 
