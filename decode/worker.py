@@ -72,7 +72,9 @@ class DecodeRole:
         self.node, self.queue = worker.node, worker.queue
         self.endpoint = EndpointAddress(self._namespace, "decode", "generate")
         self.metrics = DecodeMetrics(self._model_name)
-        self._transfer_cost = TransferCost(worker.group.layout.token_bytes)
+        self._transfer_cost = TransferCost(
+            worker.group.layout.token_bytes * worker.group.byte_scale
+        )
         self.active: dict[str, ActiveRequest] = {}
         self._unplaced: dict[str, int] = {}  # tokens of those whose prompt has no place yet
         self._is_draining = False

@@ -7,7 +7,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 
-STEP_TOKENS = {"VRAM": 8192, "DRAM": 2048}  # most of one step, by where the KV pool is
+# What computes the steps. An emulated GPU is one, though its KV pool is in host memory.
+DeviceKind = Literal["gpu", "cpu"]
+
+STEP_TOKENS: dict[DeviceKind, int] = {"gpu": 8192, "cpu": 2048}  # most of one step
 # Of a worker that begins as decode worker alone: a placement, and an answer that was handed over,
 # wait for the end of a step of local prompts.
 DECODE_STEP_TOKENS = 2048
@@ -101,6 +104,12 @@ class EngineConfig(BaseModel):
         "the model computes: workers with and without it do not work together. No effect on a CPU",
     )
     enable_prefix_cache: bool = Field(default=True, description="reuse KV of equal prompt heads")
+    emulate: str | None = Field(
+        default=None,
+        min_length=1,
+        description="emulate a device, as in h100/llama-3.1-8b or a profile's file: steps take its "
+        "time and compute nothing; the model's folder gives the tokenizer",
+    )
     threads: int | None = Field(
         default=None, ge=1, description="torch threads; None: half the cores, 1 on two or fewer"
     )

@@ -81,18 +81,18 @@ class Engine:
         self.runner = runner
         self.on_layers: LayersListener | None = None
         kv_cache = runner.kv_caches[0]
-        num_blocks, block_size, memory = kv_cache.num_blocks, kv_cache.block_size, kv_cache.memory
+        num_blocks, block_size, kind = kv_cache.num_blocks, kv_cache.block_size, runner.device_kind
         windows, longest = kv_cache.windows, runner.model_config.max_position_embeddings
         fitting = config.max_model_len
         if fitting is None:
             fitting = num_tokens_within(windows, num_blocks, longest, block_size)
         self.max_model_len = min(longest, fitting)
         self.block_pool = BlockPool(num_blocks, block_size, config.enable_prefix_cache, windows)
-        self._longest_step_s = longest_step_s(config, memory)
+        self._longest_step_s = longest_step_s(config, kind)
         step_cost = StepCost(self._longest_step_s)
-        limited = config.with_step_tokens(STEP_TOKENS[memory])
+        limited = config.with_step_tokens(STEP_TOKENS[kind])
         self.scheduler = Scheduler(limited, self.block_pool, step_cost)
-        self.overlap = memory == "VRAM" if config.overlap is None else config.overlap
+        self.overlap = kind == "gpu" if config.overlap is None else config.overlap
         self._in_flight: deque[_Launched] = deque()  # oldest first
         self._again: deque[list[Chunk]] = deque()  # steps to launch before the scheduler's next
         self._eos_token_ids = frozenset(runner.model_config.eos_token_ids)

@@ -16,7 +16,7 @@ from tandem.runtime.messages import SamplingParams, StopConditions
 
 logger = logging.getLogger(__name__)
 
-BUDGET_S = 0.25  # in which the lengths grow; a slow model takes one prompt and one answer
+BUDGET_S = 0.4  # in which the lengths grow; a slow model takes one prompt and one answer
 LENGTHS = (32, 128, 512, 2048)  # tokens of the prompts
 NUM_ANSWERS = 8  # that run at once
 NUM_TOKENS = 4  # of each answer
@@ -74,7 +74,7 @@ class _MixedApart(StepCost):
 def _measure(engine: Engine, lengths: list[int]) -> None:
     began_s, longest = time.perf_counter(), lengths[0]
     for length in lengths:
-        run_s, longest = _run(engine, [length]), length
+        run_s, longest = _run(engine, [length], num_tokens=1), length
         left_s = BUDGET_S - (time.perf_counter() - began_s)
         if left_s < run_s * LENGTHS[1] / LENGTHS[0]:
             break
@@ -82,9 +82,11 @@ def _measure(engine: Engine, lengths: list[int]) -> None:
     if num_answers > 1 and left_s > 0:
         # The prompt begins beside the answers, in steps that grow from few tokens on.
         _run(engine, [1] * num_answers, [longest])
+    if not any(engine.scheduler.step_cost.decode_s):
+        _run(engine, [1])
 
 
-def _run(engine: Engine, *waves: SequenceOf[int]) -> float:
+def _run(engine: Engine, *waves: SequenceOf[int], num_tokens: int = NUM_TOKENS) -> float:
     """Compute prompts of these lengths, each with a short answer; return the seconds.
 
     Those of a later wave come a step after the earlier ones.
@@ -92,7 +94,7 @@ def _run(engine: Engine, *waves: SequenceOf[int]) -> float:
     began_s = time.perf_counter()
     for number, lengths in enumerate(waves):
         is_last = number + 1 == len(waves)
-        stop = StopConditions(NUM_TOKENS if is_last else 4 * NUM_TOKENS, ignore_eos=True)
+        stop = StopConditions(num_tokens if is_last else 4 * NUM_TOKENS, ignore_eos=True)
         for index, length in enumerate(lengths):
             name = f"measured {number}.{index}"
             engine.add(Sequence(name, [0] * length, length, _GREEDY, stop))

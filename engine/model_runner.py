@@ -14,6 +14,7 @@ from tandem.engine.memory.budget import CudaMemory, kv_budget_bytes
 from tandem.engine.memory.kv_cache import (
     KvCache,
     choose_max_model_len,
+    kind_of,
     memory_of,
     most_useful_blocks,
     num_blocks_within,
@@ -62,6 +63,7 @@ class ModelRunner:
         stored = model_config or choose_model_config(config.model, config.model_impl)
         self.config, self.model_config = resolve(config, stored)
         self._device = device = torch.device(self.config.device)
+        self.device_kind = kind_of(device)
         torch.set_num_threads(config.num_threads())
         self._stream = None
         if device.type == "cpu":

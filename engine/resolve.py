@@ -6,7 +6,7 @@ import torch
 
 from tandem.engine.config import STEP_TOKENS, EngineConfig
 from tandem.engine.kernel_set import choose_kernels, has_float8_products
-from tandem.engine.memory.kv_cache import choose_block_size, memory_of
+from tandem.engine.memory.kv_cache import choose_block_size, kind_of
 from tandem.engine.models.config import ModelConfig
 from tandem.runtime.errors import ConfigError
 
@@ -20,11 +20,11 @@ def resolve(config: EngineConfig, stored: ModelConfig) -> tuple[EngineConfig, Mo
     dtype: str = config.dtype
     if dtype == "auto":
         dtype = "float32" if device.type == "cpu" else stored.dtype
-    resolved = config.with_step_tokens(STEP_TOKENS[memory_of(device)]).model_copy(
+    resolved = config.with_step_tokens(STEP_TOKENS[kind_of(device)]).model_copy(
         update={
             "dtype": dtype,
             "device": str(device),
-            "block_size": choose_block_size(config, device),
+            "block_size": choose_block_size(config, kind_of(device)),
             "threads": config.num_threads(),
             "kernels": choose_kernels(config.kernels, device),
         }

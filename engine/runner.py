@@ -4,6 +4,7 @@ from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING, Protocol
 
+from tandem.engine.config import DeviceKind
 from tandem.engine.schedule.sequence import Chunk, OnLayers
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Runner(Protocol):
     """The model, or a stand-in for it: computes steps on one or more ranks."""
 
     model_config: "ModelConfig"
+    device_kind: DeviceKind
 
     @property
     def kv_caches(self) -> "SequenceOf[KvCache]":

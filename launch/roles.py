@@ -7,6 +7,7 @@ from pathlib import Path
 import uvloop
 
 from tandem.decode.config import DisaggConfig
+from tandem.emulation.profile import load_profile
 from tandem.engine.models.model_code import choose_model_config
 from tandem.frontend.config import new_page_key
 from tandem.launch.cli.options import ModelOptions
@@ -108,7 +109,8 @@ def find_model(effective: EffectiveConfig, options: ModelOptions) -> tuple[Path,
     """Return the folder of a model, downloaded where necessary, and its served name.
 
     `bundled` stands for engine.model where that is set, else for the bundled model. Raise
-    ModelError without that model, and for one that the engine does not run.
+    ModelError without that model, and for one that the engine does not run; ConfigError for a
+    profile that does not exist.
     """
     model = options.model
     if model == "bundled":
@@ -118,4 +120,9 @@ def find_model(effective: EffectiveConfig, options: ModelOptions) -> tuple[Path,
     is_folder = Path(model).expanduser().is_dir()
     folder = resolve_model(model)
     choose_model_config(folder, effective.config.engine.model_impl)
-    return folder, options.served_model_name or (folder.name if is_folder else model)
+    name = folder.name if is_folder else model
+    if (profile := effective.config.engine.emulate) is not None:
+        load_profile(profile)
+        if model == BUNDLED_MODEL_NAME:  # it lends its tokenizer
+            name = Path(profile).name.removesuffix(".yaml")
+    return folder, options.served_model_name or name

@@ -7,6 +7,7 @@ from dataclasses import replace
 import msgspec
 from rich.table import Table
 
+from tandem.emulation.profile import MAX_LATE_SHARE
 from tandem.launch.config.live import connected, live_settings, plain
 from tandem.launch.config.model import EffectiveConfig
 from tandem.launch.fit import misfits
@@ -249,6 +250,12 @@ def notes(report: InstanceReport) -> list[str]:
         )
     if excluded:
         found.append(f"takes no KV from {excluded}: its blocks failed verification repeatedly")
+    late_share = details.get("late_share", 0.0)
+    if isinstance(late_share, float) and late_share > MAX_LATE_SHARE:
+        found.append(
+            f"its emulated steps are {late_share:.0%} late, so that figures are not those of the "
+            "device: raise --pace, or serve less"
+        )
     name = f"{row_name(report)} {report.instance.instance_id[:8]}"
     return [f"{name}: {note}" for note in found]
 

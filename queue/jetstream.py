@@ -22,6 +22,7 @@ from tandem.queue.limits import flaw
 from tandem.queue.prefill_queue import Delivery, QueueDepth
 from tandem.queue.pull import PullConsumer, best_effort
 from tandem.queue.streams import QueueNames, create_streams
+from tandem.runtime.clock import wall_seconds
 from tandem.runtime.decoding import decoder
 from tandem.runtime.errors import ProtocolError, ServiceError
 from tandem.runtime.handoff_messages import PrefillJob
@@ -187,7 +188,7 @@ class JetStreamQueue:
             await self.publish(replace(job, num_returns=job.num_returns + 1, num_lost=num_lost))
         except ServiceError as exc:
             logger.debug("%s", exc)
-            await best_effort(message.nak(delay=delay_s or None))
+            await best_effort(message.nak(delay=wall_seconds(delay_s) or None))
         else:
             await best_effort(message.ack())
 

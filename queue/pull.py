@@ -17,6 +17,7 @@ import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from tandem.runtime.clock import wall_seconds
 from tandem.runtime.nats import NatsConnection
 from tandem.runtime.tasks import ends_within
 
@@ -115,7 +116,7 @@ class PullConsumer:
         if expires_s is None:
             request["no_wait"] = True
         else:
-            request["expires"] = max(int(expires_s * 1e9), 1_000_000)
+            request["expires"] = max(int(wall_seconds(expires_s) * 1e9), 1_000_000)
         await self._connection.client.publish(
             self._api_subject, json.dumps(request).encode(), reply
         )

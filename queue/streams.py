@@ -15,6 +15,7 @@ from nats.js.api import (
 )
 
 from tandem.queue.config import QueueConfig
+from tandem.runtime.clock import wall_seconds
 
 _FORGOTTEN_AFTER_S = 3600.0  # a deployment's consumer that nobody pulls from
 _MAX_IN_PROGRESS = 65_536
@@ -66,12 +67,12 @@ async def create_streams(
         name=names.stream,
         subjects=[names.stream_subject],
         retention=RetentionPolicy.WORK_QUEUE,
-        max_age=config.max_age_s,
+        max_age=wall_seconds(config.max_age_s),
         max_msgs=config.max_jobs,
         max_bytes=config.max_queue_bytes,
         max_msg_size=config.max_job_bytes,
         discard=DiscardPolicy.NEW,  # a job that waits is not lost
-        duplicate_window=min(config.max_age_s, _MAX_DEDUP_WINDOW_S),
+        duplicate_window=wall_seconds(min(config.max_age_s, _MAX_DEDUP_WINDOW_S)),
         storage=storage,
     )
     dead = StreamConfig(
@@ -95,7 +96,7 @@ async def create_streams(
             filter_subject=f"{names.subject}.*",
             inactive_threshold=_FORGOTTEN_AFTER_S,
             ack_policy=AckPolicy.EXPLICIT,
-            ack_wait=config.ack_wait_s,
+            ack_wait=wall_seconds(config.ack_wait_s),
             max_deliver=-1,  # a broker drops a job without notice; the queue counts instead
             max_ack_pending=_MAX_IN_PROGRESS,
         ),

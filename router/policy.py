@@ -70,7 +70,7 @@ class Router:
 
     config: RouterConfig
     rng: random.Random = field(default_factory=random.Random)
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = field(default_factory=lambda: time.monotonic)
     index: KvIndex = field(init=False)
     _loads: LoadTable = field(default_factory=LoadTable)
     _requests: dict[str, _Request] = field(default_factory=dict)

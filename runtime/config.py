@@ -57,6 +57,13 @@ class RuntimeConfig(BaseModel):
         description="authorities whose certificates are accepted (PEM); null: for NATS and etcd "
         "those of the system",
     )
+    pace: float = Field(
+        1.0,
+        ge=1,
+        le=1000,
+        description="time runs so many times slower, for emulated devices: every interval, target, "
+        "lease and timeout, and all that is measured. Equal in all processes of a cluster",
+    )
     log_level: LogLevel = Field("info", description="lowest level of log lines; live")
     log_format: Literal["text", "json"] = Field(
         "text", description="a log line: text, or a JSON object with the ids of request and trace"

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Iterable
 from contextlib import aclosing
 
+from tandem.runtime.clock import wall_seconds
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.discovery import WatchView
 from tandem.runtime.errors import ServiceError
@@ -111,7 +112,8 @@ class EtcdDiscovery:
     async def _establish(self) -> None:
         """Make sure of a live lease with every own key on it."""
         if not self._lease_id or await self._client.keep_alive(self._lease_id) <= 0:
-            self._lease_id = await self._client.grant(self._config.lease_ttl_s)
+            ttl_s = round(wall_seconds(self._config.lease_ttl_s))
+            self._lease_id = await self._client.grant(ttl_s)
         self._is_behind = False
         await self._put_own(list(self._own))
         await self._put_withdrawals()

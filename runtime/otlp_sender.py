@@ -6,11 +6,11 @@ import logging
 import os
 import ssl
 import threading
+import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.client import HTTPException
-from time import monotonic
 from typing import Self
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
@@ -67,10 +67,10 @@ class OtlpSender:
     def send(self, body: bytes) -> bool:
         """Return True when the collector took the message, perhaps at a later try."""
         data = _COMPRESSIONS[self.compression](body)
-        until_s, pause_s = monotonic() + self.timeout_s, _FIRST_PAUSE_S
+        until_s, pause_s = time.monotonic() + self.timeout_s, _FIRST_PAUSE_S
         while True:
-            error, is_transient = self._try(data, until_s - monotonic())
-            if not error or not is_transient or monotonic() + pause_s > until_s:
+            error, is_transient = self._try(data, until_s - time.monotonic())
+            if not error or not is_transient or time.monotonic() + pause_s > until_s:
                 break
             if self._closed.wait(pause_s):
                 break

@@ -4,9 +4,9 @@ Both have the elapsed and the remaining time, and so have the events for other p
 """
 
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
-from time import perf_counter
 from typing import NamedTuple, Self
 
 from rich.console import Console
@@ -65,7 +65,7 @@ class ProgressBar:
         self._bar = Progress(*columns, *times, detail, console=self._console, transient=True)
         self._bar.add_task(label, total=total, detail="")
         (self._task,) = self._bar.tasks
-        self._started_s = self._line_s = self._event_s = perf_counter()
+        self._started_s = self._line_s = self._event_s = time.perf_counter()
         self._has_told = False
         self._lock = threading.Lock()
         self._on_line = on_line or partial(self._console.print, soft_wrap=True, markup=False)
@@ -95,7 +95,7 @@ class ProgressBar:
         task = self._task
         left_s = task.time_remaining
         parts = [
-            f"{task.description}: {in_words(perf_counter() - self._started_s)}",
+            f"{task.description}: {in_words(time.perf_counter() - self._started_s)}",
             f"{task.percentage:.0f} %" if task.total else "",
             f"about {in_words(left_s)} left" if left_s is not None and not task.finished else "",
             task.fields["detail"],
@@ -103,7 +103,7 @@ class ProgressBar:
         return ", ".join(part for part in parts if part)
 
     def _show(self) -> None:
-        now_s = perf_counter()
+        now_s = time.perf_counter()
         with self._lock:
             if self._console.is_terminal:
                 if now_s - self._started_s >= SHOWN_AFTER_S:

@@ -14,11 +14,12 @@ ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {
     "runtime": set(),
     "kernels": set(),
+    "emulation": {"engine", "runtime", "transfer"},
     "engine": {"kernels", "runtime"},
     "grammar": {"runtime"},
     "queue": {"runtime"},
     "transfer": {"kernels", "runtime"},
-    "worker": {"engine", "grammar", "queue", "transfer", "runtime"},
+    "worker": {"emulation", "engine", "grammar", "queue", "transfer", "runtime"},
     "prefill": {"engine", "queue", "transfer", "runtime", "worker"},
     "decode": {"engine", "queue", "router", "transfer", "runtime", "worker"},
     "router": {"runtime"},
@@ -93,6 +94,15 @@ def test_light_rooms_load_no_torch() -> None:
     ]
     code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=100).returncode == 0
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_clocks_are_read_through_their_module_so_that_a_pace_slows_them(room: str) -> None:
+    for path in sources(room):
+        for node in ast.walk(parsed(path)):
+            assert not (isinstance(node, ast.ImportFrom) and node.module == "time"), (
+                f"{path}:{node.lineno}: write `import time`, whose names runtime/clock.py replaces"
+            )
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from tandem.runtime.clock import wall_seconds
 from tandem.runtime.cluster_messages import RankMetadata
 from tandem.runtime.errors import TransferError
 from tandem.transfer.backends import open_transport
@@ -286,7 +287,7 @@ class TransferAgent:
             if not self._commands and not self._stopping:
                 interval_s = self._poll_interval_s(reactor)
                 if interval_s:
-                    self._wake.wait(interval_s)
+                    self._wake.wait(wall_seconds(interval_s))
             commands = list(self._commands)
             self._commands.clear()
         return commands

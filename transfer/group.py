@@ -1,10 +1,9 @@
 """All transfer agents of a worker, one per rank, and its links to other workers."""
 
 import asyncio
-import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,9 +14,10 @@ from tandem.transfer.agent import TransferAgent
 from tandem.transfer.checksum import checksum_name
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.layout import KvLayout, RankPair, rank_pairs
-from tandem.transfer.link import Link
+from tandem.transfer.link import Link, LinkRates
 from tandem.transfer.link_probe import (
     MIN_JUDGED_BYTES,
+    SpareLink,
     complaint_about,
     expected_bytes_per_s,
     measure,
@@ -54,6 +54,8 @@ class TransferGroup:
     A block id is valid for every rank: a worker's ranks hold their shares of a block at the same
     place. Failures are TransferErrors.
     """
+
+    byte_scale = 1.0  # bytes that each byte of a pool stands for, to all who predict or count
 
     def __init__(
         self,
@@ -135,7 +137,7 @@ class TransferGroup:
                     decode_instance=link.peer.instance_id,
                     transport=self._config.backend,
                     memory=self.pool.memory,
-                    write_bytes_per_s=rates.wire_bytes_per_s,
+                    write_bytes_per_s=rates.wire_bytes_per_s * self.byte_scale,
                     overhead_us=rates.overhead_s * 1e6,
                     min_streaming_tokens=num_blocks and layout.num_tokens(num_blocks),
                     is_broken=link.is_broken,
@@ -206,6 +208,13 @@ class TransferGroup:
         spare = _SpareLink(self, link)
         if spare.num_blocks < 2:
             return
+        link.rates = rates = await self.rates_between(spare, link)
+        current = self.links.get(link.peer.instance_id)
+        if current is not None and current.peer == link.peer:
+            current.rates = rates  # it may have been connected again meanwhile
+
+    async def rates_between(self, spare: SpareLink, link: Link) -> LinkRates:
+        """Return the rates between spare blocks, by some transfers."""
         async with self._measuring:  # else the measurements would disturb each other
             rates = await measure(spare, self.pool.memory)
         name = f"{self._instance_id} to {link.peer.instance_id}"
@@ -220,10 +229,7 @@ class TransferGroup:
                 name, rates, self.pool.memory, self._expected_bytes_per_s, os.environ
             ):
                 logger.warning(complaint)
-        link.rates = rates
-        current = self.links.get(link.peer.instance_id)
-        if current is not None and current.peer == link.peer:
-            current.rates = rates  # it may have been connected again meanwhile
+        return rates
 
     async def disconnect(self, peer_instance: str) -> None:
         """Tear the connections down; transfers under way fail. Unknown peers are fine."""
@@ -236,7 +242,7 @@ class TransferGroup:
         """Checksum and write blocks; return the notice once all of it is in the peer's memory."""
         ranks, layers = order.ranks, order.layers
         parts = self.layout.span_parts(ranks.prefill_heads, layers)
-        with _breaking(link):
+        with link.breaks():
             return await self._agents[ranks.prefill_rank].transfer(
                 "WRITE",
                 link.peer_rank(ranks),
@@ -254,7 +260,7 @@ class TransferGroup:
         """READ whole blocks, `pairs` of (local, remote) ids, and return their checksums."""
         agent, layers = self._agents[ranks.prefill_rank], range(self.layout.num_layers)
         selection = self._selection(link, ranks, layers, ())
-        with _breaking(link):
+        with link.breaks():
             await agent.transfer("READ", link.peer_rank(ranks), selection, pairs)
         return await self.prefill_checksums(ranks, layers, [local for local, _ in pairs])
 
@@ -338,13 +344,3 @@ class _SpareLink:
 
     async def read(self, num_blocks: int) -> None:
         await self._group.read(self._link, self._ranks, self._pairs[:num_blocks])
-
-
-@contextlib.contextmanager
-def _breaking(link: Link) -> Iterator[None]:
-    """Mark the link as broken when a transfer fails: its connection is gone."""
-    try:
-        yield
-    except TransferError:
-        link.is_broken = True
-        raise

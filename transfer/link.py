@@ -1,8 +1,11 @@
 """The measured cost of moving KV between two workers, and the decisions that follow from it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tandem.runtime.cluster_messages import TransferMetadata
+from tandem.runtime.errors import TransferError
 from tandem.transfer.layout import KvLayout, RankPair
 from tandem.transfer.reactor import PeerRank
 
@@ -83,6 +86,15 @@ class Link:
     rank_pairs: tuple[RankPair, ...]
     rates: LinkRates | None = None  # measured over the first pair; None: no spare blocks
     is_broken: bool = False  # a transfer failed: connect again before the next
+
+    @contextmanager
+    def breaks(self) -> Iterator[None]:
+        """Mark the link as broken when a transfer in the body fails: its connection is gone."""
+        try:
+            yield
+        except TransferError:
+            self.is_broken = True
+            raise
 
     def peer_rank(self, ranks: RankPair) -> PeerRank:
         """Return the peer's rank of the pair."""

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from tandem.emulation.link import EmulatedGroup
+from tandem.emulation.runner import EmulatedRunner
 from tandem.engine.config import DECODE_STEP_TOKENS, EngineConfig
 from tandem.engine.engine import Engine
 from tandem.engine.first_costs import measure_costs
@@ -67,6 +69,8 @@ class Worker:
         self.settings = settings
         self.lifecycle = Lifecycle(drain_timeout_s=runtime.drain_timeout_s)
         self.engine = build_in_thread(partial(_build_engine, engine))
+        runner = self.engine.runner
+        self._emulated = runner if isinstance(runner, EmulatedRunner) else None
         self.node = node = Node(
             runtime,
             component=role,
@@ -80,10 +84,12 @@ class Worker:
         confine_ucx(runtime.host)
         pools = self.engine.runner.kv_caches
         layout = KvLayout.of(pools[0].tensor, len(pools), pools[0].windows)
-        self.group = TransferGroup(settings.transfer, layout, pools, node.instance_id, node.epoch)
+        self.group = self._transfer_group(layout)
         self.on_notification: Callable[[int, bytes], None] = _ignore  # of the group
         self.trace = TraceFile(runtime.trace_file, role, node.instance_id)
-        self.weights_digest = weights_fingerprint(Path(engine.model))
+        self.weights_digest = weights_fingerprint(
+            Path(engine.model), reads_weights=engine.emulate is None
+        )
         self._kv_form = self.engine.runner.model_config.kv_form
         self.deployment = deployment_id(
             runtime.namespace,
@@ -99,7 +105,9 @@ class Worker:
             node.nats, settings.queue, runtime.namespace, settings.model_name, self.deployment
         )
         self.own_prompts = OwnPrompts()
-        self.grammars = _grammar_compiler(self.engine, Path(engine.model))
+        self.grammars = None  # an emulated device draws from all tokens: its card says so
+        if self._emulated is None:
+            self.grammars = _grammar_compiler(self.engine, Path(engine.model))
         # Takes a ticket of this worker back, to compute its prompt here; False: another must.
         self.take_back: Callable[[PrefillJob], bool] = lambda job: True
         # True: another worker should take the tickets, with this load here.
@@ -110,6 +118,13 @@ class Worker:
         self._metrics = WorkerMetrics(settings.model_name, self.engine.block_pool.block_size)
         self._leaving: asyncio.Task[None] | None = None
         self._stack = contextlib.AsyncExitStack()
+
+    def _transfer_group(self, layout: KvLayout) -> TransferGroup:
+        pools, node = self.engine.runner.kv_caches, self.node
+        parts = (self.settings.transfer, layout, pools, node.instance_id, node.epoch)
+        if self._emulated is not None:
+            return EmulatedGroup(self._emulated.profile, *parts)
+        return TransferGroup(*parts)
 
     # ---- lifecycle ----------------------------------------------------------------------------
 
@@ -152,6 +167,8 @@ class Worker:
     async def stop(self) -> None:
         """End everything; can be called after a `startup` that failed."""
         await self._stack.aclose()
+        if self._emulated is not None:
+            logger.info("emulated steps: %s", self._emulated.clock.summary())
 
     async def matcher_of(
         self, grammar: Grammar | None, seq: Sequence, caller: str = ""
@@ -221,6 +238,9 @@ class Worker:
             "transport": self.settings.transfer.backend,
         }
         details |= self.roles.details(load)
+        if self._emulated is not None:
+            clock = self._emulated.clock
+            details |= {"late_share": clock.late_share, "worst_late_ms": clock.worst_late_s * 1e3}
         instance, state = self.roles.instance, self.lifecycle.state.value
         return WorkerStatus(instance, state, self._report(load), details, self.group.reports())
 
@@ -237,7 +257,9 @@ class Worker:
 
 
 def _build_engine(config: EngineConfig) -> Engine:
-    engine = Engine(config, ModelRunner(config))
+    engine = Engine(
+        config, ModelRunner(config) if config.emulate is None else EmulatedRunner(config)
+    )
     measure_costs(engine)
     return engine
 

@@ -7,8 +7,8 @@ aiohttp takes 20 (64 streams, uvloop): on a small machine the client's CPU time 
 
 import asyncio
 import ssl
+import time
 from collections import deque
-from time import perf_counter
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
@@ -91,7 +91,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
 
     def data_received(self, data: bytes) -> None:
-        self._now_s = perf_counter()
+        self._now_s = time.perf_counter()
         if self._done is None:  # bytes without a request
             self.close()
             return

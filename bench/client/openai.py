@@ -1,9 +1,9 @@
 """One OpenAI request against a server, measured: the record never lies about a failure."""
 
 import asyncio
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from time import perf_counter
 
 import msgspec
 
@@ -164,7 +164,7 @@ class OpenAIClient:
             reader.finish()
         except ExchangeError as exc:
             record.error, record.error_message = exc.kind, str(exc)
-            record.end_s = perf_counter() - origin_s
+            record.end_s = time.perf_counter() - origin_s
 
     async def served_models(self) -> list["ServedModel"]:
         """Return the models of GET /v1/models. Raises ServiceError naming the address."""
@@ -199,7 +199,7 @@ class OpenAIClient:
             async with asyncio.timeout(self._timeout_s):
                 while True:
                     connection = await self.pool.acquire()
-                    record.sent_s = perf_counter() - origin_s
+                    record.sent_s = time.perf_counter() - origin_s
                     try:
                         return await self._use(connection, data, reader)
                     except StaleConnectionError:

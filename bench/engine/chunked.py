@@ -43,7 +43,7 @@ def run(setting: Setting) -> Iterator[Figure]:
         prefill_chunk_tokens=STEP_TOKENS,
     )
     runner = workshop.runner(config)
-    limit_ms = 1e3 * longest_step_s(config, runner.kv_cache.memory)
+    limit_ms = 1e3 * longest_step_s(config, runner.device_kind)
     _round(Rig(config, runner), sizes)  # another engine: kernels are compiled, nothing is learned
     rig = Rig(config, runner)
     rounds = [_round(rig, sizes) for _ in range(num_rounds(setting))]

@@ -5,11 +5,11 @@ python -m tandem.bench.engine.cpu
 
 import hashlib
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any, Literal, get_args
 from unittest import mock
 
@@ -179,7 +179,7 @@ def experts(_: Path) -> Iterator[Figure]:
             for name, make in (("dense", _dense), ("experts", _mixture))
         }
         label = f"{str(dtype).removeprefix('torch.')} layers"
-        yield from compared(label, works, 40, at_most(1.15), clock=perf_counter)
+        yield from compared(label, works, 40, at_most(1.15), clock=time.perf_counter)
 
 
 def _mixture(dtype: torch.dtype) -> Layer:

@@ -54,9 +54,8 @@ class _Runner:
     """A stand-in that draws the same token for every sequence."""
 
     def __init__(self, num_blocks: int) -> None:
-        pool = SimpleNamespace(
-            num_blocks=num_blocks, block_size=BLOCK_SIZE, memory="VRAM", windows=(0,)
-        )
+        pool = SimpleNamespace(num_blocks=num_blocks, block_size=BLOCK_SIZE, windows=(0,))
+        self.device_kind = "gpu"
         self.kv_caches = [pool]
         self.model_config = SimpleNamespace(
             eos_token_ids=(EOS_TOKEN_ID,), max_position_embeddings=2**20, num_layers=1

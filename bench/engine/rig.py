@@ -47,6 +47,7 @@ class RecordingRunner:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self.model_config = runner.model_config
+        self.device_kind = runner.device_kind
         self.kv_caches = runner.kv_caches
         self.records: list[StepRecord] = []
 

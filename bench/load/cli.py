@@ -25,6 +25,7 @@ from tandem.bench.picture.page import write_page
 from tandem.bench.picture.runs import ONLY_RUN, Document, Pictured, Side, document_of, read_document
 from tandem.bench.report.document import document, utc_now, write_document
 from tandem.bench.report.options import parse
+from tandem.runtime.clock import set_pace
 from tandem.runtime.errors import ConfigError, TandemError
 from tandem.runtime.local_clusters import running_clusters
 
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words[:1] == ["report"]:
             return write_report(words[1:])
         options = parse(BenchOptions, "tandem.bench.load.cli", words, prog="tandem bench")
+        set_pace(options.pace)
         if not options.url:
             options = dataclasses.replace(options, url=_url_in(options.config) or _served_here())
         return uvloop.run(_run(Session(options), Console(highlight=False)))

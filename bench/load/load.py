@@ -6,11 +6,11 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Literal
 
 from tandem.bench.client.openai import OpenAIClient, PreparedRequest
 from tandem.bench.client.record import RequestRecord
+from tandem.runtime.clock import wall_seconds
 from tandem.runtime.errors import ConfigError
 
 Arrival = Literal["poisson", "constant"]
@@ -81,7 +81,7 @@ class LoadRun:
 
     @property
     def elapsed_s(self) -> float:
-        return perf_counter() - self._origin_s
+        return time.perf_counter() - self._origin_s
 
     @property
     def num_in_flight(self) -> int:
@@ -95,7 +95,7 @@ class LoadRun:
         """Send everything. Raises ExchangeError when the server takes no connection at all."""
         plan = self._plan
         await self._client.pool.warm(min(plan.concurrency or 1, MAX_WARM_CONNECTIONS))
-        self._origin_s = perf_counter()
+        self._origin_s = time.perf_counter()
         cpu_s = time.process_time()
         work = asyncio.create_task(
             self._closed_loop() if plan.is_closed_loop else self._open_loop()
@@ -181,7 +181,7 @@ class LoadRun:
 
     async def _wait_until(self, offset_s: float) -> None:
         while (left_s := offset_s - self.elapsed_s) > 0:
-            await asyncio.sleep(max(left_s - SPIN_S, 0))
+            await asyncio.sleep(max(left_s - SPIN_S / wall_seconds(1), 0))
 
 
 def arrival_offsets_s(rate: float, arrival: Arrival, seed: int) -> Iterator[float]:

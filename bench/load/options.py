@@ -52,6 +52,9 @@ class BenchOptions:
         None, "name of the environment variable that holds the API key"
     )
     timeout: float = option(600.0, "seconds a request may take")
+    pace: float = option(
+        1.0, "time runs so many times slower: that of tandem serve --emulate --pace", least=1
+    )
     concurrency: int | None = option(
         None, "closed loop: requests in flight at all times (default: 1)", group="load"
     )

@@ -10,14 +10,17 @@ from pathlib import Path
 
 import psutil
 
-from tandem.bench.load.live_config import cluster_config
+from tandem.bench.load.live_config import STATUS_TIMEOUT_S, cluster_config
 from tandem.launch.supervise.child_process import ChildProcess
+from tandem.runtime.address import new_id
 from tandem.runtime.cluster_messages import Role
 from tandem.runtime.discovery import read_instances
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.etcd import EtcdDiscovery
+from tandem.runtime.instance_report import ask_worker
 from tandem.runtime.lifecycle import started
 from tandem.runtime.local_clusters import LocalCluster, running_clusters
+from tandem.runtime.plane.client import RequestClient
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
@@ -35,6 +38,26 @@ class ServedStack:
     @property
     def url(self) -> str:
         return self.cluster.http_url
+
+    async def late_share(self) -> float:
+        """Return how late the steps of the latest emulated worker were; 0 without any.
+
+        Raises ServiceError for a worker that does not say.
+        """
+        config = cluster_config(self.cluster.etcd_endpoints, self.cluster.namespace)
+        shares = [0.0]
+        client = RequestClient(config, new_id())
+        try:
+            async with started(EtcdDiscovery(config)) as discovery:
+                found = await read_instances(discovery, config.namespace, ["decode", "prefill"])
+            for instance in found.values():
+                report = await ask_worker(client, instance, STATUS_TIMEOUT_S)
+                if report.worker is None:
+                    raise ServiceError(f"worker {instance.instance_id}: {report.state}")
+                shares.append(float(report.worker.details.get("late_share", 0.0)))
+        finally:
+            await client.close()
+        return max(shares)
 
     def cpu_s(self) -> dict[Role, float]:
         """Return the CPU seconds, user and system, of each role's processes so far."""

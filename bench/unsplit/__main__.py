@@ -5,11 +5,13 @@ python -m tandem.bench.unsplit --trace conversation_trace.jsonl --output unsplit
 
 import contextlib
 import dataclasses
+import re
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from time import perf_counter
+from typing import NamedTuple
 
 import uvloop
 
@@ -34,7 +36,9 @@ from tandem.bench.unsplit.cells import (
     trace_names,
 )
 from tandem.bench.unsplit.table import UNSPLIT, Results, figures_of, markdown, values_of
+from tandem.emulation.profile import MAX_LATE_SHARE
 from tandem.launch.serve.topology import load_topology
+from tandem.runtime.clock import set_pace
 from tandem.runtime.errors import ConfigError, ServiceError, TandemError
 
 MODULE = "tandem.bench.unsplit"
@@ -54,6 +58,8 @@ HOW = {
     "turns": "the clusters run beside each other, started anew for each cell, and answer one at a "
     "time; every other round goes in reverse order",
     "goodput": "requests/s that keep all targets",
+    "late_share": "of emulated workers: the time by which the host was late, of the time of all "
+    f"steps since their start; rounds above {MAX_LATE_SHARE:g} are not judged",
     "num_failed": "requests with an error or with a shorter answer than asked for",
 }
 
@@ -64,6 +70,21 @@ roles:
 """
 
 
+SPLIT_TOPOLOGY = """\
+roles:
+  frontend: {{count: 1}}
+  prefill: {{count: {0}}}
+  decode: {{count: {1}}}
+"""
+
+
+class Contender(NamedTuple):
+    """A running topology, and a client of it."""
+
+    client: OpenAIClient
+    stack: ServedStack
+
+
 class Comparison:
     """The contenders, and the results so far."""
 
@@ -72,15 +93,16 @@ class Comparison:
         self.results: Results = {}
         self._options = options
         self._run_dir = run_dir
-        self._deadline_s = perf_counter() + options.minutes * 60
+        self._deadline_s = time.perf_counter() + options.minutes * 60
         self._started_at, self._commit = utc_now(), this_commit()
         unsplit = run_dir / f"{UNSPLIT}.yaml"
         unsplit.write_text(UNSPLIT_TOPOLOGY.format(workers=options.workers))
         self._topologies: dict[str, str | None] = {UNSPLIT: str(unsplit)}
         for name in options.contender:
-            self._topologies[Path(name).stem] = None if name == DEFAULT else name
+            file = self._split_file(name) or name
+            self._topologies[Path(name).stem] = None if name == DEFAULT else file
             if name != DEFAULT:
-                load_topology(name)
+                load_topology(file)
 
     async def run(self) -> None:
         """Measure every cell until the time is over.
@@ -96,30 +118,40 @@ class Comparison:
             read_trace(trace)  # a bad one is refused before anything is measured
         for trace in traces:
             load = capacity_load(trace, options)
-            async with self._served(UNSPLIT, load) as client:
-                run = await self._measure(client, load, f"capacity of {trace.stem}", 0)
+            async with self._served(UNSPLIT, load) as unsplit:
+                run = await self._measure(unsplit.client, load, f"capacity of {trace.stem}", 0)
             capacity = run.summary.request_throughput
             say(f"capacity of {trace.stem}: {capacity:.2f} requests/s")
             cells += (cell for cell in trace_cells(trace, capacity, options) if cell.name in names)
         for cell in cells:
             await self._measure_cell(cell)
 
+    def _split_file(self, name: str) -> str | None:
+        """Write the topology of a fixed split, as 2p1d; None for another name."""
+        if (split := re.fullmatch(r"([1-9]\d*)p([1-9]\d*)d", name)) is None:
+            return None
+        file = self._run_dir / f"{name}.yaml"
+        file.write_text(SPLIT_TOPOLOGY.format(*split.groups()))
+        return str(file)
+
     async def _measure_cell(self, cell: Cell) -> None:
         async with contextlib.AsyncExitStack() as stack:
-            clients = {
+            contenders = {
                 name: await stack.enter_async_context(self._served(name, cell.load))
                 for name in self._topologies
             }
             for index in range(self._options.rounds):
-                if perf_counter() > self._deadline_s:
+                if time.perf_counter() > self._deadline_s:
                     say(f"the time is over: {cell.name} gets {index} rounds")
                     return
-                for name in clients if index % 2 == 0 else reversed(clients):
-                    await self._take_turn(clients[name], name, cell, index)
+                for name in contenders if index % 2 == 0 else reversed(contenders):
+                    await self._take_turn(contenders[name], name, cell, index)
 
-    async def _take_turn(self, client: OpenAIClient, name: str, cell: Cell, index: int) -> None:
-        run = await self._measure(client, cell.load, f"{cell.name}, {name}", index)
+    async def _take_turn(self, contender: Contender, name: str, cell: Cell, index: int) -> None:
+        run = await self._measure(contender.client, cell.load, f"{cell.name}, {name}", index)
         values = values_of(run, self._options.targets) | {"time_scale": cell.load.time_scale}
+        if self._options.emulate is not None:
+            values["late_share"] = await contender.stack.late_share()
         self.results.setdefault(cell.name, {}).setdefault(name, []).append(values)
         say(
             f"{cell.name}, round {index + 1} of {self._options.rounds}, {name}: "
@@ -129,19 +161,29 @@ class Comparison:
             write_document(self._options.output, self._document())
 
     @contextlib.asynccontextmanager
-    async def _served(self, name: str, warm_up: BenchOptions) -> AsyncIterator[OpenAIClient]:
+    async def _served(self, name: str, warm_up: BenchOptions) -> AsyncIterator[Contender]:
         """Run a contender, which has answered the warm-up requests of a load."""
         run_dir = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._run_dir))
-        flags = [f"--{each}" for each in self._options.setting]
         session = Session(warm_up)
-        async with served(self._options.model, self._topologies[name], flags, run_dir) as stack:
+        topology = self._topologies[name]
+        flags = self._flags(topology)
+        async with served(self._options.model, topology, flags, run_dir) as stack:
             self._require_same_hardware(name, stack)
             client = session.client(stack.url)
             try:
                 await session.warm_up(client, await session.body(client))
-                yield client
+                yield Contender(client, stack)
             finally:
                 client.close()
+
+    def _flags(self, topology: str | None) -> list[str]:
+        options = self._options
+        flags = [f"--{each}" for each in options.setting]
+        if topology is None:
+            flags.append(f"--workers={options.workers}")
+        if options.emulate is not None:
+            flags += [f"--engine.emulate={options.emulate}", f"--runtime.pace={options.pace}"]
+        return flags
 
     def _require_same_hardware(self, name: str, stack: ServedStack) -> None:
         groups = (found for role, found in stack.processes.items() if role != "frontend")
@@ -177,6 +219,7 @@ class Comparison:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the comparison, print its table, and return the exit status."""
     options = parse(Options, MODULE, arguments).resolved()
+    set_pace(options.pace)
     status = 0
     with tempfile.TemporaryDirectory(prefix="tandem-bench-") as folder:
         try:

@@ -39,9 +39,12 @@ class Options:
     workers: int = option(2, "unsplit workers; every contender must have as many", least=1)
     contender: tuple[str, ...] = option(
         ("default", "disagg-1p1d"),
-        "topologies to compare, by name or file; default: what tandem serve starts",
+        "topologies to compare, by name or file; default: what tandem serve starts; 2p1d: so many "
+        "prefill and decode workers",
     )
     setting: tuple[str, ...] = option((), "SECTION.KEY=VALUE of the config of all of them")
+    emulate: str | None = option(None, "profile of emulated devices, as tandem serve takes it")
+    pace: float = option(1.0, "emulated: time runs so many times slower", least=1)
     concurrency: tuple[int, ...] = option((1, 2, 4, 8, 16), "callers", group="cells", least=1)
     input_tokens: tuple[int, ...] = option((300, 1500, 4000), "of a prompt", least=1)
     output_tokens: tuple[int, ...] = option((16, 64, 256), "of an answer", least=1)

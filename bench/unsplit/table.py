@@ -9,6 +9,7 @@ from tandem.bench.load.metrics import Summary, summarize
 from tandem.bench.load.session import Run
 from tandem.bench.load.sides import metrics_of
 from tandem.bench.report.figures import Figure, Target, at_least
+from tandem.emulation.profile import MAX_LATE_SHARE
 
 UNSPLIT = "unsplit"
 PROMISE = at_least(0.97)
@@ -67,13 +68,25 @@ def num_failed(summary: Summary) -> int:
     return summary.num_requests - summary.num_succeeded + summary.num_short_answers
 
 
+def is_late(values: Values) -> bool:
+    """Return True for a run whose emulated steps were too late to be those of the device."""
+    return values.get("late_share", 0.0) > MAX_LATE_SHARE
+
+
 def figures_of(results: Results) -> Iterator[Figure]:
-    """Yield the ratio of each contender, metric and cell; a sample is the ratio within a round."""
+    """Yield the ratio of each contender, metric and cell; a sample is the ratio within a round.
+
+    A round with a run that was too late is left out.
+    """
     for cell, rounds in results.items():
         for contender in rounds:
             if contender == UNSPLIT:
                 continue
-            pairs = list(zip(rounds[contender], rounds.get(UNSPLIT, ()), strict=False))
+            pairs = [
+                pair
+                for pair in zip(rounds[contender], rounds.get(UNSPLIT, ()), strict=False)
+                if not any(map(is_late, pair))
+            ]
             for metric in METRICS:
                 found = [metric.ratio(*pair) for pair in pairs]
                 samples = tuple(ratio for ratio in found if ratio is not None)
@@ -120,6 +133,10 @@ def _table(contender: str, results: Results, figures: Mapping[str, Figure]) -> I
         for cell, rounds in shown.items()
         for name in (UNSPLIT, contender)
     }
+    names = (UNSPLIT, contender)
+    runs = [run for rounds in shown.values() for name in names for run in rounds.get(name, ())]
+    if num_late := sum(map(is_late, runs)):
+        yield f"Runs with emulated steps later than {MAX_LATE_SHARE:.0%}, not judged: {num_late}."
     if any(failed.values()):
         counts = "; ".join(f"{where}: {count:.0f}" for where, count in failed.items() if count)
         yield f"Failed or short answers: {counts}."

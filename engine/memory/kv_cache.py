@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from tandem.engine.config import EngineConfig
+from tandem.engine.config import DeviceKind, EngineConfig
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.schedule.windows import num_blocks_needed, num_tokens_within
 from tandem.runtime.errors import CapacityError, ConfigError
@@ -18,7 +18,7 @@ Memory = Literal["DRAM", "VRAM"]
 
 MIB = 2**20
 # A tile of attention lies in one block of 64, so that the copy engine loads it in one piece.
-TOKENS_PER_BLOCK = {"DRAM": 16, "VRAM": 64}
+TOKENS_PER_BLOCK: dict[DeviceKind, int] = {"cpu": 16, "gpu": 64}
 # For transfers to time themselves on: enough that the wire and not the posting is measured.
 SPARE_BYTES = {"DRAM": 4 * MIB, "VRAM": 256 * MIB}
 # As many descriptors as a handoff of 4k tokens has; more would not change a measurement.
@@ -79,6 +79,10 @@ def memory_of(device: torch.device) -> Memory:
     return "VRAM" if device.type == "cuda" else "DRAM"
 
 
+def kind_of(device: torch.device) -> DeviceKind:
+    return "gpu" if device.type == "cuda" else "cpu"
+
+
 def num_spare_blocks(block_bytes: int, memory: Memory, num_blocks: int) -> int:
     """Return the spare blocks of a pool of `num_blocks`, at most a quarter of them.
 
@@ -88,9 +92,9 @@ def num_spare_blocks(block_bytes: int, memory: Memory, num_blocks: int) -> int:
     return max(MIN_SPARE_BLOCKS, min(wanted, MAX_SPARE_BLOCKS, num_blocks // 4))
 
 
-def choose_block_size(config: EngineConfig, device: torch.device) -> int:
+def choose_block_size(config: EngineConfig, kind: DeviceKind) -> int:
     """Return the tokens of a block: the configured number, or the default for the device."""
-    return config.block_size or TOKENS_PER_BLOCK[memory_of(device)]
+    return config.block_size or TOKENS_PER_BLOCK[kind]
 
 
 def num_blocks_within(

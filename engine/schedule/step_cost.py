@@ -11,13 +11,13 @@ import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tandem.engine.config import EngineConfig
+from tandem.engine.config import DeviceKind, EngineConfig
 from tandem.runtime.cluster_messages import StepCosts
 
 if TYPE_CHECKING:
     from tandem.engine.schedule.sequence import Chunk
 
-LONGEST_STEP_MS = {"VRAM": 50.0, "DRAM": 250.0}
+LONGEST_STEP_MS: dict[DeviceKind, float] = {"gpu": 50.0, "cpu": 250.0}
 SAFETY = 0.9  # share of the longest step that is planned; the rest is for the model's errors
 FLOOR_TOKENS = 16  # prompts advance by these, however long the decodes take
 FIRST_TOKENS = 64  # beside decodes, before anything was measured
@@ -31,9 +31,9 @@ DECODES_OBSERVED_EVERY = 8  # after these: steps without prompts are many and al
 DECODES, DECODE_CONTEXT, TOKENS, TOKEN_CONTEXT = 64, 65_536, 512, 2**20
 
 
-def longest_step_s(config: EngineConfig, memory: str) -> float:
-    """Return the seconds that a step with decodes may take on a device with `memory`."""
-    return (config.max_step_ms or LONGEST_STEP_MS[memory]) / 1e3
+def longest_step_s(config: EngineConfig, kind: DeviceKind) -> float:
+    """Return the seconds that a step with decodes may take on a device of this kind."""
+    return (config.max_step_ms or LONGEST_STEP_MS[kind]) / 1e3
 
 
 @dataclass(slots=True)

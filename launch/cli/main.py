@@ -14,6 +14,7 @@ from tandem.launch.cli.options import (
     LaunchOptions,
     ModelOptions,
     cluster_session,
+    emulating,
     frontend_session,
     shares,
 )
@@ -58,7 +59,7 @@ def common(
 
 
 @app.command(epilog=f"Example: tandem serve bundled --topology disagg-2p2d -p 8080. {CONFIG_HELP}")
-@shares(model=ModelOptions, session=frontend_session, options=LaunchOptions)
+@shares(model=ModelOptions, session=emulating(frontend_session), options=LaunchOptions)
 def serve(
     model: ModelOptions,
     session: Session,
@@ -97,7 +98,7 @@ def frontend(session: Session) -> None:
 
 
 @app.command(epilog=f"Example: tandem worker Qwen/Qwen3-0.6B --gpu 0 {JOIN_EXAMPLE}. {CONFIG_HELP}")
-@shares(model=ModelOptions, session=cluster_session)
+@shares(model=ModelOptions, session=emulating(cluster_session))
 def worker(
     model: ModelOptions,
     session: Session,
@@ -115,7 +116,7 @@ def worker(
 @app.command(
     epilog=f"Example: tandem prefill Qwen/Qwen3-0.6B --gpu 0 {JOIN_EXAMPLE}. {CONFIG_HELP}"
 )
-@shares(model=ModelOptions, session=cluster_session)
+@shares(model=ModelOptions, session=emulating(cluster_session))
 def prefill(model: ModelOptions, session: Session, gpu: Gpu = None) -> None:
     """Run one prefill worker, which takes prompts from the queue and delivers their KV."""
     from tandem.launch.roles import run_worker_role
@@ -124,7 +125,7 @@ def prefill(model: ModelOptions, session: Session, gpu: Gpu = None) -> None:
 
 
 @app.command(epilog=f"Example: tandem decode Qwen/Qwen3-0.6B --gpu 1 {JOIN_EXAMPLE}. {CONFIG_HELP}")
-@shares(model=ModelOptions, session=cluster_session)
+@shares(model=ModelOptions, session=emulating(cluster_session))
 def decode(model: ModelOptions, session: Session, gpu: Gpu = None) -> None:
     """Run one decode worker, which generates tokens and chooses where a prompt is prefilled."""
     from tandem.launch.roles import run_worker_role

@@ -68,6 +68,29 @@ def shares(**makers: Callable[..., Any]) -> Callable[[Callable[..., T]], Callabl
     return decorate
 
 
+def emulating(session_of: Callable[..., Session]) -> Callable[..., Session]:
+    """Return `session_of` with the options of emulated devices."""
+
+    @shares(session=session_of)
+    def make(
+        session: Session,
+        emulate: Annotated[
+            str | None,
+            typer.Option(help="Emulate a device, as in h100/llama-3.1-8b, or a profile's file."),
+        ] = None,
+        pace: Annotated[
+            float | None,
+            typer.Option(help="Let time run so many times slower, in all processes."),
+        ] = None,
+    ) -> Session:
+        """Return the session of a command that may run emulated workers."""
+        session.set("engine.emulate", emulate, "--emulate")
+        session.set("runtime.pace", pace, "--pace")
+        return session
+
+    return make
+
+
 def file_session(
     ctx: typer.Context,
     config: Annotated[

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandem.launch.config.flags import Flag
+from tandem.runtime.clock import set_pace
 
 if TYPE_CHECKING:  # pydantic and the rooms' configs would slow `tandem --help`
     from tandem.launch.config.model import EffectiveConfig
@@ -25,7 +26,7 @@ class Session:
             self.options.append((key, value, option))
 
     def load(self) -> "EffectiveConfig":
-        """Return the config of all sources together. Raise ConfigError.
+        """Return the config of all sources together, and set its pace. Raise ConfigError.
 
         An etcd that `tandem serve` runs on this machine stands for its whole cluster.
         """
@@ -36,6 +37,8 @@ class Session:
         config = load_config(file=self.file, environment=os.environ, flags=self.flags)
         named = [Setting(key, value, option) for key, value, option in self.options]
         config = config.with_settings(named) if named else config
+        if config.origin("runtime.pace") != "default":
+            set_pace(config.config.runtime.pace)
         if config.origin("runtime.etcd_endpoints") == "default":
             return config
         runtime = config.config.runtime

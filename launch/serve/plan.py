@@ -70,11 +70,11 @@ def make_plan(
     workers = _in_start_order(topology)
     free = _free_gpus(workers, _automatic_gpus(config, gpus))
     placements = _place(workers, gpus, free)
-    num_threads = max(1, num_cores // len(placements))
+    num_threads = _num_threads(placements, num_cores)
     roles = [_plan_worker(p, topology, config, num_threads) for p in placements]
     frontend = next(spec for spec in topology.roles if spec.role == "frontend")
     roles.append(plan_frontend(config.with_defaults([*topology.settings, *frontend.settings])))
-    return LaunchPlan(tuple(roles), tuple(_notes(placements, free, num_cores, num_threads)))
+    return LaunchPlan(tuple(roles), tuple(_notes(config, placements, free, num_cores)))
 
 
 def plan_frontend(config: EffectiveConfig) -> RolePlan:
@@ -84,7 +84,12 @@ def plan_frontend(config: EffectiveConfig) -> RolePlan:
 
 
 def _automatic_gpus(config: EffectiveConfig, gpus: Sequence[GpuInfo]) -> Sequence[GpuInfo]:
-    """Return the choice for `gpu: auto`: all, unless engine.device names one or the CPU."""
+    """Return the choice for `gpu: auto`: all, unless engine.device names one or the CPU.
+
+    Emulated devices need none.
+    """
+    if config.config.engine.emulate is not None:
+        return []
     kind, _, index = config.config.engine.device.partition(":")
     if kind == "cuda":
         asker = f"engine.device {kind}:{index} ({config.origin('engine.device')})"
@@ -130,16 +135,29 @@ def _place(
     ]
 
 
+def _num_threads(placements: Sequence[Placement], num_cores: int) -> int:
+    return max(1, num_cores // len(placements))
+
+
 def _notes(
-    placements: Sequence[Placement], free: Sequence[GpuInfo], num_cores: int, num_threads: int
+    config: EffectiveConfig,
+    placements: Sequence[Placement],
+    free: Sequence[GpuInfo],
+    num_cores: int,
 ) -> Iterator[str]:
     """Yield for the user how workers share GPUs and cores."""
+    if (profile := config.config.engine.emulate) is not None:
+        pace = config.config.runtime.pace
+        slower = f"; time runs {pace:g} times slower" if pace > 1 else ""
+        yield f"emulated {profile}: steps take its time, and compute nothing{slower}"
+        return
     num_auto = sum(p.spec.gpus[p.ordinal] == "auto" for p in placements)
     if num_auto and not free:
         yield "no GPU in use: workers run on the CPU"
     elif num_auto > len(free):
         yield f"{num_auto} workers share {len(free)} GPU{'s' if len(free) > 1 else ''}"
     if len(placements) > 1 and all(placement.device is None for placement in placements):
+        num_threads = _num_threads(placements, num_cores)
         each = f"{num_threads} compute thread{'s' if num_threads > 1 else ''} each"
         yield f"{len(placements)} workers share {num_cores} cores: {each}"
 

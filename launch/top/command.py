@@ -5,8 +5,8 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping
-from time import perf_counter
 
 from rich.console import Console
 from rich.live import Live
@@ -73,7 +73,7 @@ class _Top:
             with keys(self._on_key), Live(console=console, screen=True, auto_refresh=False) as live:
                 while not self._is_ended and not reading.done():
                     self._changed.clear()
-                    now_s = perf_counter()
+                    now_s = time.perf_counter()
                     note = self._roles.note(now_s)
                     shown = draw(self._board, self._view, now_s, console.height, note)
                     live.update(shown, refresh=True)
@@ -92,7 +92,7 @@ class _Top:
             try:
                 found = await read(self._load(), self._headers)
                 if not self._view.is_paused:
-                    self._board.add(perf_counter(), found)
+                    self._board.add(time.perf_counter(), found)
             except TandemError as error:
                 self._board.problems = (error.message,)
             self._changed.set()

@@ -1,8 +1,8 @@
 """The roles that the keys of `tandem top` give to workers, one at a time and with undo."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
-from time import perf_counter
 from typing import NamedTuple
 
 from tandem.runtime.cluster_messages import WorkerRole
@@ -72,7 +72,7 @@ class RoleChanges:
             self._task.cancel()
 
     def _begin(self, worker: Worker, role: WorkerRole, *, is_undo: bool = False) -> None:
-        self._note, self._begun_s = f"{worker.name} gets the role {role}", perf_counter()
+        self._note, self._begun_s = f"{worker.name} gets the role {role}", time.perf_counter()
         self._task = asyncio.create_task(self._run(worker, role, is_undo))
 
     async def _run(self, worker: Worker, role: WorkerRole, is_undo: bool) -> None:

@@ -117,9 +117,9 @@ class FakeRunner:
         kv_cache = SimpleNamespace(
             num_blocks=self.num_blocks,
             block_size=self.block_size,
-            memory="DRAM",
             windows=self.windows,
         )
+        self.device_kind = "cpu"
         self.kv_caches = [kv_cache]
         self.model_config = SimpleNamespace(
             eos_token_ids=(EOS,), max_position_embeddings=100_000, num_layers=NUM_LAYERS

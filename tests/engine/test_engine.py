@@ -437,11 +437,11 @@ def test_listeners_hear_which_blocks_can_be_shared(fake: SimpleNamespace) -> Non
     assert len(known) > 4
 
 
-@pytest.mark.parametrize(("memory", "num_tokens"), [("DRAM", 2048), ("VRAM", 8192)])
+@pytest.mark.parametrize(("kind", "num_tokens"), [("cpu", 2048), ("gpu", 8192)])
 def test_the_longest_step_is_longer_on_a_gpu_unless_the_configuration_says_otherwise(
-    fake: SimpleNamespace, memory: str, num_tokens: int
+    fake: SimpleNamespace, kind: str, num_tokens: int
 ) -> None:
     runner = fake.FakeRunner(8, 4)
-    runner.kv_caches[0].memory = memory
+    runner.device_kind = kind
     engines = [Engine(EngineConfig(max_num_batched_tokens=each), runner) for each in (None, 99)]
     assert [each.scheduler.max_num_batched_tokens for each in engines] == [num_tokens, 99]

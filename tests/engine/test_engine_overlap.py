@@ -19,15 +19,15 @@ def spans(harness: SimpleNamespace, name: str) -> list[tuple[int, int]]:
     return [(s, e) for step in harness.runner.steps for who, s, e in step if who == name]
 
 
-@pytest.mark.parametrize("memory", ["DRAM", "VRAM"])
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
 @pytest.mark.parametrize("overlap", [None, False, True])
 def test_steps_overlap_on_a_gpu_unless_the_configuration_says_otherwise(
-    fake: SimpleNamespace, memory: str, overlap: bool | None
+    fake: SimpleNamespace, kind: str, overlap: bool | None
 ) -> None:
     runner = fake.FakeRunner(8, 4)
-    runner.kv_caches[0].memory = memory
+    runner.device_kind = kind
     engine = Engine(EngineConfig(overlap=overlap), runner)
-    assert engine.overlap == (memory == "VRAM" if overlap is None else overlap)
+    assert engine.overlap == (kind == "gpu" if overlap is None else overlap)
 
 
 def test_the_device_has_the_next_step_before_the_tokens_of_one_are_collected(

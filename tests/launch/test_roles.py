@@ -1,6 +1,7 @@
 """The steps of a worker's process before its libraries are loaded."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,9 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tandem.launch.cli.options import ModelOptions
 from tandem.launch.config.model import load_config
-from tandem.launch.roles import SPIN_COUNT, prepare_worker
+from tandem.launch.config.sources import Setting
+from tandem.launch.roles import SPIN_COUNT, find_model, prepare_worker
+from tandem.models.paths import BUNDLED_MODEL
 from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.errors import ConfigError
 
 
 def test_compute_threads_wait_briefly_unless_the_environment_says_otherwise(
@@ -61,3 +66,19 @@ def test_a_model_that_the_engine_does_not_run_is_refused_before_anything_is_star
     assert code == 1
     assert f"error: {tmp_path}/config.json: architectures: 'T5Model'" in errors
     assert not run_dir.exists()
+
+
+def test_an_emulated_model_has_the_name_of_its_profile_and_a_bad_profile_is_named_at_once(
+    tmp_path: Path,
+) -> None:
+    def found(profile: str, *names: str) -> tuple[Path, str]:
+        config = load_config().with_settings([Setting("engine.emulate", profile, "--emulate")])
+        return find_model(config, ModelOptions(*names))
+
+    assert found("h100/llama-3.1-8b") == (BUNDLED_MODEL, "llama-3.1-8b")
+    assert found("h100/llama-3.1-8b", "bundled", "mine")[1] == "mine"
+    own = tmp_path / "own"
+    shutil.copytree(BUNDLED_MODEL, own, ignore=shutil.ignore_patterns("*.safetensors"))
+    assert found("h100/llama-3.1-8b", str(own)) == (own, "own")
+    with pytest.raises(ConfigError, match="did you mean h100/llama"):
+        found("h100/llama")

@@ -43,6 +43,9 @@ def test_the_connector_of_an_engine_has_a_name_of_its_own_beside_its_worker() ->
 
 def test_a_worker_that_is_well_or_silent_needs_no_note() -> None:
     assert notes(report(num_quarantined_blocks=0, excluded="")) == []
+    assert notes(report(late_share=0.04)) == []
+    (late,) = notes(report(late_share=0.07))
+    assert "steps are 7% late" in late and "--pace" in late
     assert notes(report()) == []
     assert notes(InstanceReport(INSTANCE, "no answer: lost")) == []
 

@@ -1,8 +1,10 @@
 """Two workers of both roles, and a client of their request plane."""
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -31,12 +33,22 @@ from tests.services import eventually
 
 
 class Both:
-    """A worker that begins in `role`, and its role objects. `config` is of the disagg section."""
+    """A worker that begins in `role`, and its role objects.
+
+    `engine` changes the section of that name; `config` is of the disagg section.
+    """
 
     def __init__(
-        self, runtime: RuntimeConfig, model: Path, *, role: WorkerRole = "both", **config: object
+        self,
+        runtime: RuntimeConfig,
+        model: Path,
+        *,
+        role: WorkerRole = "both",
+        engine: Mapping[str, object] | None = None,
+        **config: object,
     ) -> None:
-        settings = WorkerSettings(runtime, engine_config(model), TRANSFER, QUEUE, MODEL)
+        engine_section = engine_config(model, **(engine or {}))
+        settings = WorkerSettings(runtime, engine_section, TRANSFER, QUEUE, MODEL)
         self.worker = Worker(settings, role)
         disagg = DisaggConfig.model_validate({"claim_timeout_ms": 60_000, **config})
         self.decode = DecodeRole(self.worker, disagg, read_model_files(model))
@@ -61,7 +73,7 @@ class Both:
 class Pair:
     """Workers `one` and `two`; the peer computes undisturbed answers and is the client."""
 
-    def __init__(self, runtime: RuntimeConfig, model: Path, **config: object) -> None:
+    def __init__(self, runtime: RuntimeConfig, model: Path, **config: Any) -> None:
         self.peer = HandoffPeer(runtime, model, "prefill", TRANSFER)
         self.one = Both(runtime, model, **config)
         self.two = Both(runtime, model, **config)

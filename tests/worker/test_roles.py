@@ -97,7 +97,7 @@ async def test_a_worker_that_begins_with_the_prompts_of_others_has_the_device_s_
     tiny_model: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(STEP_TOKENS, "DRAM", 16)
+    monkeypatch.setitem(STEP_TOKENS, "cpu", 16)
     async with Both(runtime_config, tiny_model, role=role) as each:
         assert each.worker.engine.scheduler.max_num_batched_tokens == num_tokens
         assert each.worker.engine.runner.config.max_num_batched_tokens == num_tokens

@@ -86,7 +86,7 @@ class BlockWriter:
         machine.completed(write, notice)
         share = len(write.layers) / group.layout.num_layers / len(self.link.rank_pairs)
         num_bytes = len(local_blocks) * share * group.layout.tp_size * group.layout.block_bytes
-        self._on_written(round(num_bytes))
+        self._on_written(round(num_bytes * group.byte_scale))
         if not machine.pinned:
             self._timeline.mark("last_write")
 

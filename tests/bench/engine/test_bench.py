@@ -16,7 +16,7 @@ from tandem.bench.engine.rig import Rig, StepRecord, Workshop, host_s, intervals
 from tandem.bench.engine.setting import QWEN3_8B
 from tandem.bench.report.figures import Figure, at_most
 from tandem.bench.report.setting import Setting, setting_for
-from tandem.engine.config import EngineConfig
+from tandem.engine.config import DeviceKind, EngineConfig
 from tandem.engine.schedule.sequence import Chunk, OnLayers
 from tandem.engine.step.prompt_scoring import ScoredPart
 from tandem.engine.step.sampler import SampledToken
@@ -44,9 +44,8 @@ class FakeRunner:
     """A runner that always draws token 7."""
 
     def __init__(self) -> None:
-        self.kv_caches: Any = [
-            SimpleNamespace(num_blocks=64, block_size=16, memory="DRAM", windows=(0,))
-        ]
+        self.device_kind: DeviceKind = "cpu"
+        self.kv_caches: Any = [SimpleNamespace(num_blocks=64, block_size=16, windows=(0,))]
         self.model_config: Any = replace(QWEN3_8B, vocab_size=100)
 
     def launch(

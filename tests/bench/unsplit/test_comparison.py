@@ -56,6 +56,6 @@ def test_a_run_writes_ratios_into_its_document_and_page(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_other_hardware_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "unsplit.json"
-    assert main([*SMALL, "--output", str(output), "--workers", "1"]) == 1
-    assert "2 workers and unsplit has 1" in capsys.readouterr().err
+    assert main([*SMALL, "--output", str(output), "--contender", "2p1d"]) == 1
+    assert "2p1d has 3 workers and unsplit has 2" in capsys.readouterr().err
     assert not output.exists()

@@ -77,3 +77,12 @@ def test_failed_requests_are_told_beside_the_table() -> None:
     both = {"c1": {"unsplit": [fine, fine], "split": [bad, bad]}}
     assert "Failed or short answers: c1, split: 6." in markdown(both)
     assert "Failed" not in markdown({"c1": {"unsplit": [fine], "split": [fine]}})
+
+
+def test_rounds_whose_emulated_steps_were_late_are_counted_and_not_judged() -> None:
+    late = values(9.0, 1.0) | {"late_share": 0.06}
+    kept = values(4.0, 50.0) | {"late_share": 0.04}
+    unsplit = [values(2.0, 100.0), values(2.0, 100.0)]
+    results = {"c1": {"unsplit": unsplit, "split": [late, kept]}}
+    assert all(figure.samples == (2.0,) for figure in figures_of(results))
+    assert "later than 5%, not judged: 1." in markdown(results)

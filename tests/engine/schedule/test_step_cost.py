@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.engine.config import EngineConfig
+from tandem.engine.config import DeviceKind, EngineConfig
 from tandem.engine.schedule.sequence import Chunk
 from tandem.engine.schedule.step_cost import (
     FIRST_TOKENS,
@@ -163,13 +163,13 @@ def test_a_budget_is_spent_by_prompts_and_closed_by_one_that_goes_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("max_step_ms", "memory", "seconds"),
-    [(None, "VRAM", 0.05), (None, "DRAM", 0.25), (7.5, "VRAM", 0.0075)],
+    ("max_step_ms", "kind", "seconds"),
+    [(None, "gpu", 0.05), (None, "cpu", 0.25), (7.5, "gpu", 0.0075)],
 )
 def test_the_limit_depends_on_the_device_unless_it_is_configured(
-    max_step_ms: float | None, memory: str, seconds: float
+    max_step_ms: float | None, kind: DeviceKind, seconds: float
 ) -> None:
-    assert longest_step_s(EngineConfig(max_step_ms=max_step_ms), memory) == seconds
+    assert longest_step_s(EngineConfig(max_step_ms=max_step_ms), kind) == seconds
 
 
 def test_an_engine_keeps_its_decodes_within_the_limit(fake: SimpleNamespace) -> None:

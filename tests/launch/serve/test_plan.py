@@ -65,6 +65,15 @@ def test_a_config_that_says_cpu_uses_no_gpu() -> None:
     assert [role.device for role in plan.roles] == [None, None, None]
 
 
+def test_emulated_workers_use_no_gpu_and_it_is_said_at_which_pace_they_run() -> None:
+    flags = ["--engine.emulate=h100/llama-3.1-8b", "--runtime.pace=4"]
+    plan = plan_for("disagg-1p1d", num_gpus=2, flags=flags)
+    assert all(role.device is None for role in plan.roles)
+    assert {role.config.config.runtime.pace for role in plan.roles} == {4.0}
+    (note,) = plan.notes
+    assert "emulated h100/llama-3.1-8b" in note and "4 times slower" in note
+
+
 def test_a_config_that_names_a_gpu_puts_all_workers_there() -> None:
     plan = plan_for("disagg-1p1d", num_gpus=4, flags=["--engine.device=cuda:2"])
     assert [role.device.index for role in plan.roles if role.device] == [2, 2]

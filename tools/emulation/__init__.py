@@ -1,0 +1,1 @@
+"""The profiles of emulated devices, from published figures."""
