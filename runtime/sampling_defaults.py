@@ -8,8 +8,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from tandem.runtime.bounds import LARGEST_INT, LEAST_REPETITION_PENALTY
 from tandem.runtime.errors import ModelError
-from tandem.runtime.request_bounds import LARGEST_INT, LEAST_REPETITION_PENALTY
 
 FILE = "generation_config.json"
 
