@@ -49,6 +49,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 def folder(tmp_path: Path) -> Path:
     folder: Path = write_random_model(tmp_path / "model", max_shard_bytes=200_000)
     (folder / "special_tokens_map.json").write_text("{}")
+    (folder / "added_tokens.json").write_text("{}")
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     return folder
 

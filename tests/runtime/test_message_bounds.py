@@ -35,6 +35,7 @@ OWN_DECODING = {
     "frontend/responses": "a client's body, and what this frontend stored",
     "frontend/text": "a client's body, and objects of a text model, which go on to the client",
     "grammar": "a client's grammar, and the worker's own child",
+    "runtime/sampling_defaults.py": "a file of a model folder",
     "launch/simulation/source.py": "a file of the person at the terminal",
     "sdk/engine/metrics.py": "the worker's own engine",
     "sdk/worker/system_server.py": "an operator's body",

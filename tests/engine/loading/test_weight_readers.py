@@ -1,6 +1,7 @@
 """Readers fill destinations exactly, in any cut, and none of them outlives an error."""
 
 import contextlib
+import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -68,8 +69,12 @@ MAKE_LANE = [make_host_lane, make_staged_lane]
 
 
 def store(folder: Path, files: Sequence[dict[str, torch.Tensor]]) -> Checkpoint:
+    places: dict[str, str] = {}
     for number, tensors in enumerate(files):
         save_file(tensors, folder / f"{number}.safetensors")
+        places |= dict.fromkeys(tensors, f"{number}.safetensors")
+    index = json.dumps({"weight_map": places})
+    (folder / "model.safetensors.index.json").write_text(index)
     return Checkpoint(folder)
 
 
