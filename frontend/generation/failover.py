@@ -42,6 +42,10 @@ class WorkerSequence(Protocol):
     def num_generated(self) -> int:
         """Tokens that the next worker does not have to generate again."""
 
+    @property
+    def ttft_target_s(self) -> float | None:
+        """The request's own target of the first token; None: that of its worker."""
+
     def blocks(self, with_hashes: bool) -> tuple[int, list[bytes]]:
         """Return the number of KV blocks to prefill, and the hashes of the full ones if wanted."""
 
@@ -185,11 +189,12 @@ class Failover:
     def _route(self, sequence: WorkerSequence, candidates: list[str]) -> None:
         router, catalog = self._deps.router, self._deps.catalog
         num_blocks, hashes = sequence.blocks(router.heeds_prefix(candidates))
-        self.decision = router.choose(candidates, hashes, num_blocks)
+        target_s = sequence.ttft_target_s
+        self.decision = router.choose(candidates, hashes, num_blocks, target_s)
         # Asked of the chosen one alone: a heartbeat is seldom late.
         if len(candidates) > 1 and catalog.is_quiet(self._model, self.instance_id):
             others = self._attempts.eligible(catalog.candidates(self._model))
-            self.decision = router.choose(others or candidates, hashes, num_blocks)
+            self.decision = router.choose(others or candidates, hashes, num_blocks, target_s)
         router.started(self._request_id, self.decision, num_blocks)
         self._sent_s = time.perf_counter()
 

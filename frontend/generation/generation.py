@@ -211,6 +211,11 @@ class _ChoiceSequence:
     def num_generated(self) -> int:
         return len(self._run.generated)
 
+    @property
+    def ttft_target_s(self) -> float | None:
+        targets = self._run.choice.request.targets
+        return None if targets is None or targets.ttft_ms is None else targets.ttft_ms / 1e3
+
     def blocks(self, with_hashes: bool) -> tuple[int, list[bytes]]:
         block_size = self._plan.model.card.block_size
         prompt, generated = self._run.choice.prompt.token_ids, self._run.generated

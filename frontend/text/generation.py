@@ -56,6 +56,10 @@ class TextGeneration:
         choice = self._failover.decision
         return AnswerSummary(self._first_s, choice.instance_id, None, None, choice.reason)
 
+    @property
+    def ttft_target_s(self) -> None:
+        return None
+
     def blocks(self, with_hashes: bool) -> tuple[int, list[bytes]]:
         return 1 + len(self._body.raw) // (_BYTES_PER_TOKEN * self._block_size), []
 
