@@ -18,16 +18,17 @@ HANDOFF = Dashboard(
             (rate("decode_prefills_total", "cause", place="local"),),
             "reqps",
             "docs/metrics.md lists the causes. `no_prefill_worker`: start one, or see in `tandem "
-            "status` why it does not fit. `queue_lost`: NATS is away. `no_blocks`: the KV "
-            "dashboard.",
+            "status` why it does not fit. `queue_lost`: NATS is away. `silent`: prefill workers "
+            "are stopped, or NATS loses their reports. `no_blocks`: the KV dashboard. `no_rows`: "
+            "raise `engine.max_num_seqs`, or add a decode worker.",
         ),
         Panel(
             "Share of prompts that the full prefill queue kept local",
             (share("decode_prefills_total", "model", cause="queue_full"),),
             "percentunit",
-            "Prefill workers are too few for the prompts: add one, or raise "
-            "`disagg.max_prefill_queue_size` where waiting is better than computing between "
-            "running answers.",
+            "Only with `disagg.policy threshold`. Prefill workers are too few for the prompts: "
+            "add one, raise `disagg.max_prefill_queue_size` where waiting is better than computing "
+            "between running answers, or set `disagg.policy adaptive`, which predicts the wait.",
             limit=0.1,
             alert=Alert("TandemPrefillQueueFull", "5m"),
         ),

@@ -12,11 +12,14 @@ const CAUSES = {
   short: "short: at most max_local_prefill_length tokens to compute",
   queue_full: "the prefill queue is full: max_prefill_queue_size prompts wait",
   long: "long: over max_local_prefill_length tokens to compute",
-  unmeasured: "no step cost is learned yet",
+  unmeasured: "no step cost is known here: the length decides",
   faster: "predicted to delay answers less than locally",
   slower: "a remote prefill is predicted to delay answers more",
   target: "only this place keeps the targets",
   no_blocks: "too few free KV blocks to receive it",
+  no_rows: "all batch rows are taken",
+  silent: "no prefill worker has reported its load lately",
+  tried: "now and then at an idle place that seems worse",
   fallback: "a remote prefill was given up",
 };
 const SVG = "http://www.w3.org/2000/svg";
