@@ -159,6 +159,16 @@ def decide(
     return decision
 
 
+def without_room(has_row: bool) -> Decision:
+    """Return the decision for a prompt that should go away and whose blocks cannot be reserved."""
+    return Decision("local", PlacementCause.NO_BLOCKS if has_row else PlacementCause.NO_ROWS)
+
+
+def given_up(detail: str) -> Decision:
+    """Return the decision for a prompt that comes back from a remote place."""
+    return Decision("local", PlacementCause.FALLBACK, detail=detail)
+
+
 def is_still_remote(
     config: DisaggConfig,
     num_uncached_tokens: int,

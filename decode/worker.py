@@ -6,13 +6,12 @@ import logging
 import random
 
 from tandem.decode.admission import (
-    Decision,
-    PlacementCause,
     PrefillSide,
     decide,
     gives_way,
     is_still_remote,
     with_targets,
+    without_room,
 )
 from tandem.decode.config import DisaggConfig
 from tandem.decode.handoff import RemotePrefill
@@ -242,9 +241,7 @@ class DecodeRole:
                     self.prefill_view.reserved(num_uncached)
                     self._aio.call_soon_threadsafe(self.remote.start, active, reservation)
                     return
-                has_row = engine.scheduler.has_row
-                cause = PlacementCause.NO_BLOCKS if has_row else PlacementCause.NO_ROWS
-                decision = Decision("local", cause)
+                decision = without_room(engine.scheduler.has_row)
             active.place(decision, self._shared_s(side, num_uncached))
             engine.add(seq)
         except TandemError as error:

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -16,6 +17,7 @@ import uvloop
 from tandem.bench.client.http import ExchangeError
 from tandem.bench.client.openai import OpenAIClient
 from tandem.bench.load.options import BenchOptions
+from tandem.bench.load.places import commonest, reasons_of
 from tandem.bench.load.session import Run, Session
 from tandem.bench.load.trace import read_trace
 from tandem.bench.report.console import say
@@ -33,7 +35,14 @@ from tandem.bench.unsplit.cells import (
     trace_cells,
     trace_names,
 )
-from tandem.bench.unsplit.table import UNSPLIT, Results, figures_of, markdown, values_of
+from tandem.bench.unsplit.table import (
+    UNSPLIT,
+    Reasons,
+    Results,
+    figures_of,
+    markdown,
+    values_of,
+)
 from tandem.launch.serve.topology import load_topology
 from tandem.runtime.errors import ConfigError, ServiceError, TandemError
 
@@ -54,6 +63,7 @@ HOW = {
     "turns": "the clusters run beside each other, started anew for each cell, and answer one at a "
     "time; every other round goes in reverse order",
     "goodput": "requests/s that keep all targets",
+    "remote": "the share of the prompts that other workers computed, median of the rounds",
     "num_failed": "requests with an error or with a shorter answer than asked for",
 }
 
@@ -70,6 +80,7 @@ class Comparison:
     def __init__(self, options: Options, run_dir: Path) -> None:
         """Raise ConfigError for a contender that is no topology."""
         self.results: Results = {}
+        self.reasons: Reasons = {}
         self._options = options
         self._run_dir = run_dir
         self._deadline_s = perf_counter() + options.minutes * 60
@@ -121,9 +132,12 @@ class Comparison:
         run = await self._measure(client, cell.load, f"{cell.name}, {name}", index)
         values = values_of(run, self._options.targets) | {"time_scale": cell.load.time_scale}
         self.results.setdefault(cell.name, {}).setdefault(name, []).append(values)
+        found = reasons_of(record for record in run.result.records if record.succeeded)
+        self.reasons.setdefault(name, Counter()).update(found)
         say(
             f"{cell.name}, round {index + 1} of {self._options.rounds}, {name}: "
-            f"{values['request_throughput']:.2f} requests/s, {values['e2el p50']:.0f} ms"
+            f"{values['request_throughput']:.2f} requests/s, {values['e2el p50']:.0f} ms, "
+            f"{values['remote_share']:.0%} remote"
         )
         if self._options.output is not None:
             write_document(self._options.output, self._document())
@@ -171,6 +185,7 @@ class Comparison:
             figures=figures_of(self.results),
             commit=self._commit,
             cells=self.results,
+            reasons={name: commonest(found) for name, found in self.reasons.items()},
         )
 
 
@@ -194,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except (TandemError, ExchangeError) as error:
             say(f"error: {error}")
             status = EXIT_FAILED
-    table = markdown(comparison.results)
+    table = markdown(comparison.results, comparison.reasons)
     print(table, *(f"{name}: {text}" for name, text in HOW.items()), sep="\n")
     if options.page is not None and page is not None:
         options.page.write_text(with_part(page, BEGIN, END, table), encoding="utf-8")
