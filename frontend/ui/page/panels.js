@@ -22,6 +22,7 @@ const CAUSES = {
   tried: "now and then at an idle place that seems worse",
   fallback: "a remote prefill was given up",
 };
+const inWords = (cause) => CAUSES[cause] ?? cause;
 const SVG = "http://www.w3.org/2000/svg";
 
 function makeLatency() {
@@ -80,12 +81,16 @@ function makePlacement(each) {
 export function showPlacements(state) {
   const total = state.placements.reduce((sum, each) => sum + each.num, 0);
   keep(byId("placements"), state.placements, (each) => `${each.place} ${each.cause}`, makePlacement, (row, each) => {
-    setText(row.querySelector(".why"), `${each.num} × ${CAUSES[each.cause] ?? each.cause}`);
+    setText(row.querySelector(".why"), `${each.num} × ${inWords(each.cause)}`);
     row.querySelector(".bar i").style.width = `${(100 * each.num) / total}%`;
     setText(row.querySelector("small"), `last: ${each.example}`);
   });
   byId("no-placement").hidden = total > 0;
 }
+
+export const idleAlerts = (state) => state.idle_prefill.map((each) =>
+  `${each.num_idle} prefill workers of ${each.model} idle while prompts wait at ${shortId(each.decode_instance)}` +
+  (each.cause ? `; most local prompts: ${inWords(each.cause)}` : ""));
 
 export function showHandoffs(state) {
   keep(byId("handoffs"), [...state.handoffs].reverse(), (each) => each.number, (each) => {
