@@ -14,6 +14,7 @@ from tandem.decode.admission import (
     without_room,
 )
 from tandem.decode.config import DisaggConfig
+from tandem.decode.explanations import Explanations
 from tandem.decode.handoff import RemotePrefill
 from tandem.decode.handoffs import RemotePrefills
 from tandem.decode.kv_events import KvEventPublisher
@@ -44,6 +45,7 @@ from tandem.runtime.errors import (
     UnavailableError,
 )
 from tandem.runtime.events import load_subject
+from tandem.runtime.explain_messages import EXPLAIN_ENDPOINT
 from tandem.runtime.messages import ModelFiles, encode
 from tandem.runtime.model_files import MODEL_FILES_ENDPOINT
 from tandem.runtime.plane.server import Responder
@@ -73,6 +75,7 @@ class DecodeRole:
         self.metrics = DecodeMetrics(self._model_name)
         self._transfer_cost = TransferCost(worker.group.layout.token_bytes)
         self.active: dict[str, ActiveRequest] = {}
+        self._explanations = Explanations(self.node.instance_id, self.active)
         self._unplaced: dict[str, int] = {}  # tokens of those whose prompt has no place yet
         self._is_draining = False
         self._rng = random.Random()
@@ -91,6 +94,7 @@ class DecodeRole:
         node.server.register(str(self.endpoint), self._generate)
         node.server.register(MODEL_FILES_ENDPOINT, self._send_model_files)
         node.server.register("kv_snapshot", self._send_kv_snapshot)
+        node.server.register(EXPLAIN_ENDPOINT, self._explanations.send)
         stack.callback(keep_running("the look at queue and load", self._look_around).cancel)
 
     async def take_up(self) -> None:
@@ -241,7 +245,7 @@ class DecodeRole:
                     self.prefill_view.reserved(num_uncached)
                     self._aio.call_soon_threadsafe(self.remote.start, active, reservation)
                     return
-                decision = without_room(engine.scheduler.has_row)
+                decision = without_room(decision, engine.scheduler.has_row)
             active.place(decision, self._shared_s(side, num_uncached))
             engine.add(seq)
         except TandemError as error:
@@ -285,6 +289,7 @@ class DecodeRole:
         if not is_whole:
             self.loop.post(lambda engine: engine.abort(request_id))
         self.metrics.finished(active)
+        self._explanations.ended(active)
         active.record_in(self._worker.trace)
         if active.decision is not None and logger.isEnabledFor(logging.DEBUG):
             logger.debug(

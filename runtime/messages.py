@@ -17,6 +17,9 @@ PrefillPlace = Literal["local", "remote"]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 GrammarKind = Literal["json_schema", "regex", "lark", "gbnf", "structural_tag"]
 TargetMs = Annotated[float, msgspec.Meta(gt=0, le=3_600_000)]
+MAX_ID_CHARS = 256  # of an instance
+MAX_ROUTED = 16  # decode workers that a request names, of those compared the cheapest
+_Column = Annotated[list[float], msgspec.Meta(max_length=MAX_ROUTED)]
 
 # The errors of decoding bytes that are no message; RecursionError comes from deep nesting.
 DECODE_ERRORS = (msgspec.MsgspecError, RecursionError)
@@ -107,6 +110,18 @@ class Targets(Message, frozen=True):
     itl_ms: TargetMs | None = None
 
 
+class Routed(Message, frozen=True, array_like=True, tag=False):
+    """The decode workers that the frontend compared for a prompt, in columns of one order."""
+
+    instance_ids: Annotated[
+        list[Annotated[str, msgspec.Meta(max_length=MAX_ID_CHARS)]],
+        msgspec.Meta(max_length=MAX_ROUTED),
+    ]
+    first_token_s: _Column  # predicted
+    costs_s: _Column  # predicted delay of all answers together
+    fit: _Column  # 1: it has a row and blocks, may hold answers, and keeps the target; or 0
+
+
 class GenerateRequest(Message, frozen=True):
     """One sequence to generate. `deadline_ms` is the time left when it was sent.
 
@@ -125,6 +140,7 @@ class GenerateRequest(Message, frozen=True):
     num_generated: int = 0
     grammar: Grammar | None = None  # None: any answer
     targets: Targets | None = None
+    routed: Routed | None = None  # for `tandem explain`
 
 
 class TextRequest(Message, frozen=True):

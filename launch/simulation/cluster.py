@@ -167,7 +167,7 @@ class VirtualCluster:
             num_cached_tokens=num_cached,
         )
         if decision.place == "remote" and not scheduler.reserve(seq):
-            decision = without_room(scheduler.has_row)
+            decision = without_room(decision, scheduler.has_row)
         seq.place(decision)
         if decision.place == "remote":
             self._handoffs.start(worker, seq, request, decision)
