@@ -43,7 +43,9 @@ def run_explain(effective: EffectiveConfig, request_id: str, *, as_json: bool) -
         print(json.dumps(msgspec.to_builtins(found), indent=2))
         return
     console = wide_console()
-    for each in found:
+    for at, each in enumerate(found):
+        if at:
+            console.print()
         _print(console, each)
 
 
@@ -98,28 +100,8 @@ def _print(console: Console, found: PromptExplanation) -> None:
         f"{found.num_prompt_tokens} prompt tokens, {found.num_cached_tokens} cached, "
         f"{found.outcome}",
     )
-    if found.routed:
-        rows = [
-            (each.instance_id[:8], f"{each.first_token_ms:.1f}", f"{each.cost_ms:.1f}",
-             "yes" if each.fits else "no", _mark(each.instance_id == found.decode_instance))
-            for each in found.routed
-        ]  # fmt: skip
-        title = "decode workers that the frontend compared, in ms"
-        _table(console, title, ("worker", "first token", "all delays", "fits", "chosen"), rows)
-    else:
-        _say(console, "the frontend had no prediction of a decode worker")
-    if found.considered:
-        rows = [
-            (each.place, each.instance_id[:8], f"{each.wait_ms:.1f}", f"{each.compute_ms:.1f}",
-             f"{each.transfer_ms:.1f}", f"{each.first_token_ms:.1f}", f"{each.cost_ms:.1f}",
-             f"{each.num_missed}")
-            for each in found.considered
-        ]  # fmt: skip
-        headings = ("place", "worker", "wait", "computing", "transfer", "first token")
-        title = "places of the prompt that the decode worker predicted, in ms"
-        _table(console, title, (*headings, "all delays", "targets missed"), rows)
-    else:
-        _say(console, "the decode worker had no prediction of a place")
+    _print_routed(console, found)
+    _print_considered(console, found)
     _say(console, f"decided: {found.place} ({found.cause}): {found.reason}")
     if (found.last_place, found.last_reason) != (found.place, found.reason):
         _say(console, f"then: {found.last_place}: {found.last_reason}")
@@ -129,11 +111,40 @@ def _print(console: Console, found: PromptExplanation) -> None:
     if came is not None and found.predicted_ms:
         _say(console, f"first token: predicted {found.predicted_ms:.1f} ms, came {came:.1f}")
     stages = ", ".join(f"{stage} {ms:.1f}" for stage, ms in found.timeline_ms.items())
-    _say(console, f"timeline in ms: {stages}\n")
+    _say(console, f"timeline in ms: {stages}")
 
 
-def _mark(is_chosen: bool) -> str:
-    return "*" if is_chosen else ""
+def _print_routed(console: Console, found: PromptExplanation) -> None:
+    if not found.routed:
+        _say(console, "the frontend had no prediction of a decode worker")
+        return
+    rows = [
+        (
+            *(each.instance_id[:8], f"{each.first_token_ms:.1f}", f"{each.cost_ms:.1f}"),
+            "yes" if each.fits else "no",
+            "*" if each.instance_id == found.decode_instance else "",
+        )
+        for each in found.routed
+    ]
+    headings = ("worker", "first token", "all delays", "fits", "chosen")
+    _table(console, "decode workers that the frontend compared, in ms", headings, rows)
+
+
+def _print_considered(console: Console, found: PromptExplanation) -> None:
+    if not found.considered:
+        _say(console, "the decode worker had no prediction of a place")
+        return
+    rows = [
+        (
+            *(each.place, each.instance_id[:8], f"{each.wait_ms:.1f}", f"{each.compute_ms:.1f}"),
+            *(f"{each.transfer_ms:.1f}", f"{each.first_token_ms:.1f}", f"{each.cost_ms:.1f}"),
+            f"{each.num_missed}",
+        )
+        for each in found.considered
+    ]
+    headings = ("place", "worker", "wait", "computing", "transfer", "first token", "all delays")
+    title = "places of the prompt that the decode worker predicted, in ms"
+    _table(console, title, (*headings, "targets missed"), rows)
 
 
 def _table(
@@ -148,4 +159,4 @@ def _table(
 
 
 def _say(console: Console, line: str) -> None:
-    console.print(Text(one_line(line.rstrip("\n"), MAX_TEXT_BYTES)), soft_wrap=True)
+    console.print(Text(one_line(line, MAX_TEXT_BYTES)), soft_wrap=True)
