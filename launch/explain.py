@@ -68,7 +68,7 @@ async def explain(effective: EffectiveConfig, request_id: str) -> list[PromptExp
         silent = [answer for answer in answers if isinstance(answer, str)]
         reasons = f" ({'; '.join(silent)})" if silent else ""
         raise NotFoundError(
-            f"none of the {len(workers)} decode workers of namespace {runtime.namespace} remembers "
+            f"no decode worker of namespace {runtime.namespace} ({len(workers)} asked) remembers "
             f"request {request_id!r}{reasons}: each keeps its last {MAX_REMEMBERED} requests until "
             "it ends, and the id of a request is in the header x-tandem-request-id of its response"
         )

@@ -32,9 +32,9 @@ async def test_a_request_has_every_place_that_was_considered_and_what_came(
 ) -> None:
     draw = random.Random(1)
     async with asyncio.timeout(PATIENCE_S), Cluster(tmp_path) as cluster:
-        await cluster.start_all(1, 2)
+        await cluster.start_all(1, 1)
         instances = {each.instance_id: each.component for each in await cluster.instances()}
-        decoders = {name for name, component in instances.items() if component == "decode"}
+        [decoder] = (name for name, component in instances.items() if component == "decode")
         [prefiller] = (name for name, component in instances.items() if component == "prefill")
 
         async def long_prompt() -> tuple[Answer, PromptExplanation]:
@@ -43,10 +43,11 @@ async def test_a_request_has_every_place_that_was_considered_and_what_came(
             return answer, found
 
         answer, found = await long_prompt()
-        while len(found.routed) < 2 or len(found.considered) < 2:  # reports of loads are to come
+        while not found.routed or len(found.considered) < 2:  # reports of loads are to come
             answer, found = await long_prompt()
-        assert {each.instance_id for each in found.routed} == decoders
-        assert found.decode_instance in decoders
+        [routed] = found.routed
+        assert routed.instance_id == found.decode_instance == decoder
+        assert routed.fits and 0 < routed.first_token_ms <= routed.cost_ms
         assert (found.num_prompt_tokens, found.outcome) == (LONG, "finished")
         here, there = found.considered
         assert (here.place, here.instance_id) == ("local", found.decode_instance)
@@ -67,10 +68,10 @@ async def test_a_request_has_every_place_that_was_considered_and_what_came(
         await asyncio.to_thread(run_explain, config, request_id, as_json=False)
         text = capsys.readouterr().out
         assert f"decided: {found.place} ({found.cause}): {found.reason}" in text
-        assert prefiller[:8] in text and all(name[:8] in text for name in decoders)
+        assert prefiller[:8] in text and decoder[:8] in text
         await asyncio.to_thread(run_explain, config, request_id, as_json=True)
         [same] = json.loads(capsys.readouterr().out)
-        assert {each["instance_id"] for each in same["routed"]} == decoders
+        assert [each["instance_id"] for each in same["routed"]] == [decoder]
 
-        with pytest.raises(NotFoundError, match=r"none of the 2 decode workers .* 'nobody'"):
+        with pytest.raises(NotFoundError, match=r"no decode worker .*1 asked.* 'nobody'"):
             await explain(config, "nobody")
