@@ -111,6 +111,9 @@ class Decision(Struct, frozen=True, gc=False):
     remote_cost_ms: float = 0.0
     claim_timeout_ms: float = 0.0  # of the ticket, then both are predicted anew; 0: as configured
     detail: str = ""  # of a remote prefill that was given up, or the rule where none is predicted
+    ttft_target_ms: float | None = None  # in force
+    itl_target_ms: float | None = None
+    places: tuple[Prediction, ...] = ()  # that were predicted: this worker first, then others
 
     @property
     def predicted_ms(self) -> float:
@@ -154,9 +157,24 @@ def decide(
         decision = _decide(
             config, num_uncached_tokens, num_cached_tokens, side, placement, local, drawn
         )
-    if local is not None and decision.local_ms == 0.0:
-        decision = replace(decision, local_ms=local.first_token_s * 1e3)
-    return decision
+    return replace(
+        decision,
+        local_ms=0.0 if local is None else local.first_token_s * 1e3,
+        ttft_target_ms=config.ttft_target_ms,
+        itl_target_ms=config.itl_target_ms,
+        places=decision.places if local is None else (local, *decision.places),
+    )
+
+
+def without_room(decision: Decision, has_row: bool) -> Decision:
+    """Return the decision for a prompt that should go away and whose blocks cannot be reserved."""
+    cause = PlacementCause.NO_BLOCKS if has_row else PlacementCause.NO_ROWS
+    return replace(decision, place="local", cause=cause)
+
+
+def given_up(detail: str) -> Decision:
+    """Return the decision for a prompt that comes back from a remote place."""
+    return Decision("local", PlacementCause.FALLBACK, detail=detail)
 
 
 def is_still_remote(
@@ -246,7 +264,9 @@ def _decide(
         return decision
     if decision.place == "local" and not _has_targets(config):
         return decision
-    remote = _best_remote(side, num_uncached, num_cached)
+    others = _others(side, num_uncached, num_cached)
+    remote = min(others, key=lambda each: each.cost_s, default=None)
+    decision = replace(decision, places=others)
     if local is None:
         return replace(decision, cause=PlacementCause.UNMEASURED, detail=decision.reason)
     if remote is None:
@@ -292,22 +312,19 @@ def _has_targets(config: DisaggConfig) -> bool:
     return config.ttft_target_ms is not None or config.itl_target_ms is not None
 
 
-def _best_remote(side: PrefillSide, num_uncached: int, num_cached: int) -> Prediction | None:
-    """Return the cheapest prediction of a worker that takes tickets, which they share evenly."""
+def _others(side: PrefillSide, num_uncached: int, num_cached: int) -> tuple[Prediction, ...]:
+    """Return the prediction of each worker that takes tickets, which they share evenly."""
     if not side.others:
-        return None
+        return ()
     share = side.num_ticket_tokens // len(side.others)
     transfer_s = side.transfer.seconds(num_uncached)
-    return min(
-        (
-            predict(
-                other.behind(share),
-                num_uncached + num_cached,  # its own prefix cache is not known here
-                transfer_s=transfer_s,
-            )
-            for other in side.others
-        ),
-        key=lambda each: each.cost_s,
+    return tuple(
+        predict(
+            other.behind(share),
+            num_uncached + num_cached,  # its own prefix cache is not known here
+            transfer_s=transfer_s,
+        )
+        for other in side.others
     )
 
 
@@ -315,8 +332,8 @@ def _by_prediction(
     config: DisaggConfig, decision: Decision, local: Prediction, remote: Prediction
 ) -> Decision:
     """Choose by missed targets, then by the delay of all answers together."""
-    missed_locally = _num_missed(config, local, 1.0)
-    missed_remotely = _num_missed(config, remote, SURE_SHARE)
+    missed_locally = num_missed(config, local)
+    missed_remotely = num_missed(config, remote, SURE_SHARE)
     is_cheaper = remote.cost_s < local.cost_s * (1 - MIN_GAIN)
     place: PrefillPlace = "remote" if is_cheaper else "local"
     cause = PlacementCause.FASTER if is_cheaper else PlacementCause.SLOWER
@@ -338,12 +355,14 @@ def _by_prediction(
     )
 
 
-def _num_missed(config: DisaggConfig, prediction: Prediction, ttft_share: float) -> int:
+def num_missed(
+    targets: DisaggConfig | Decision, prediction: Prediction, ttft_share: float = 1.0
+) -> int:
     """Count the targets that a place would miss, for its running answers and for this one.
 
     The first token has `ttft_share` of its target.
     """
-    ttft_ms, itl_ms = config.ttft_target_ms, config.itl_target_ms
+    ttft_ms, itl_ms = targets.ttft_target_ms, targets.itl_target_ms
     misses_ttft = ttft_ms is not None and prediction.first_token_s * 1e3 > ttft_ms * ttft_share
     misses_itl = itl_ms is not None and prediction.step_s * 1e3 > itl_ms
     return misses_ttft + misses_itl

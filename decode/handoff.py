@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tandem.decode.admission import Decision, PlacementCause
+from tandem.decode.admission import given_up
 from tandem.decode.metrics import DecodeMetrics
 from tandem.decode.requests import ActiveRequest
 from tandem.decode.transfer_cost import TransferCost
@@ -123,7 +123,7 @@ class RemotePrefill(HandoffReceiver):
         token = None
         if self._first_was_sent and first is not None:
             token = SampledToken(first.token_id, first.logprobs)
-        active.place_again(Decision("local", PlacementCause.FALLBACK, detail=detail))
+        active.place_again(given_up(detail))
         self._on_engine(
             lambda engine: engine.prefill_locally(request_id, quarantined=quarantined, first=token)
         )

@@ -107,7 +107,7 @@ class PrefillView:
                 continue
             place = None if report is None else PlaceLoad.of(report)
             if place is None and here is not None:
-                place = _borrowing(here, report)
+                place = _borrowing(here, instance_id, report)
             if place is not None:
                 found.append(place)
         return found
@@ -143,10 +143,10 @@ class PrefillView:
                 logger.debug("queue depth not known: %s", error)
 
 
-def _borrowing(here: PlaceLoad, report: LoadReport | None) -> PlaceLoad:
+def _borrowing(here: PlaceLoad, instance_id: str, report: LoadReport | None) -> PlaceLoad:
     """Return the load of a worker without costs, by those of `here`."""
     if report is None:
-        return PlaceLoad(here.costs)
+        return PlaceLoad(here.costs, instance_id=instance_id)
     known = replace(report, costs=here.costs)
     place = PlaceLoad.of(known)
     assert place is not None

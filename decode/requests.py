@@ -44,6 +44,7 @@ class ActiveRequest:
     timeline: Timeline = field(default_factory=Timeline)
     span: RequestSpan = field(init=False)
     decision: Decision | None = None
+    first_decision: Decision | None = None  # before a remote prefill was given up
     # Of the time to the first token, what `decision` does not count: until it was made, mostly for
     # a step's end, and for other prompts in the last step of this one.
     uncounted_ms: float = 0.0
@@ -88,7 +89,7 @@ class ActiveRequest:
 
     def place(self, decision: Decision, shared_s: float = 0.0) -> None:
         """Note the place of the prompt as it is decided now; others add `shared_s` to its step."""
-        self.decision = decision
+        self.decision = self.first_decision = decision
         self.uncounted_ms = (self.timeline.elapsed_s() + shared_s) * 1e3
 
     def place_again(self, decision: Decision) -> None:

@@ -6,15 +6,15 @@ import logging
 import random
 
 from tandem.decode.admission import (
-    Decision,
-    PlacementCause,
     PrefillSide,
     decide,
     gives_way,
     is_still_remote,
     with_targets,
+    without_room,
 )
 from tandem.decode.config import DisaggConfig
+from tandem.decode.explanations import Explanations
 from tandem.decode.handoff import RemotePrefill
 from tandem.decode.handoffs import RemotePrefills
 from tandem.decode.kv_events import KvEventPublisher
@@ -45,6 +45,7 @@ from tandem.runtime.errors import (
     UnavailableError,
 )
 from tandem.runtime.events import load_subject
+from tandem.runtime.explain_messages import EXPLAIN_ENDPOINT
 from tandem.runtime.messages import ModelFiles, encode
 from tandem.runtime.model_files import MODEL_FILES_ENDPOINT
 from tandem.runtime.plane.server import Responder
@@ -76,6 +77,7 @@ class DecodeRole:
             worker.group.layout.token_bytes * worker.group.byte_scale
         )
         self.active: dict[str, ActiveRequest] = {}
+        self._explanations = Explanations(self.node.instance_id, self.active)
         self._unplaced: dict[str, int] = {}  # tokens of those whose prompt has no place yet
         self._is_draining = False
         self._rng = random.Random()
@@ -94,6 +96,7 @@ class DecodeRole:
         node.server.register(str(self.endpoint), self._generate)
         node.server.register(MODEL_FILES_ENDPOINT, self._send_model_files)
         node.server.register("kv_snapshot", self._send_kv_snapshot)
+        node.server.register(EXPLAIN_ENDPOINT, self._explanations.send)
         stack.callback(keep_running("the look at queue and load", self._look_around).cancel)
 
     async def take_up(self) -> None:
@@ -247,9 +250,7 @@ class DecodeRole:
                     self.prefill_view.reserved(num_uncached)
                     self._aio.call_soon_threadsafe(self.remote.start, active, reservation)
                     return
-                has_row = engine.scheduler.has_row
-                cause = PlacementCause.NO_BLOCKS if has_row else PlacementCause.NO_ROWS
-                decision = Decision("local", cause)
+                decision = without_room(decision, engine.scheduler.has_row)
             active.place(decision, self._shared_s(side, num_uncached))
             engine.add(seq)
         except TandemError as error:
@@ -293,6 +294,7 @@ class DecodeRole:
         if not is_whole:
             self.loop.post(lambda engine: engine.abort(request_id))
         self.metrics.finished(active)
+        self._explanations.ended(active)
         active.record_in(self._worker.trace)
         if active.decision is not None and logger.isEnabledFor(logging.DEBUG):
             logger.debug(

@@ -14,6 +14,7 @@ from tandem.launch.fit import misfits
 from tandem.launch.supervise.ports import http_status
 from tandem.launch.supervise.reporter import wide_console
 from tandem.queue.jetstream import JetStreamQueue
+from tandem.router.idle import IdlePrefill, idle_prefill
 from tandem.runtime.address import EndpointAddress, new_id
 from tandem.runtime.cluster_messages import Instance, LinkReport, RoleName, WorkerStatus
 from tandem.runtime.discovery import (
@@ -59,6 +60,7 @@ class ClusterReport(msgspec.Struct, frozen=True):
     instances: list[InstanceReport]
     queues: list[QueueReport]
     thresholds: dict[str, str | int | float | bool | None]
+    idle_prefill: list[IdlePrefill] = []
 
 
 def run_status(effective: EffectiveConfig, *, as_json: bool) -> None:
@@ -100,6 +102,7 @@ async def read_cluster(effective: EffectiveConfig) -> ClusterReport:
             for name in (*THRESHOLDS, *TARGETS)
             if (value := _in_force(name, reports, with_live)) is not None
         },
+        idle_prefill=idle_prefill(each.worker for each in reports if each.worker is not None),
     )
 
 
@@ -198,7 +201,7 @@ def _print_report(report: ClusterReport) -> None:
     console.print(_instances_table(report.instances))
     for note in [note for instance in report.instances for note in notes(instance)]:
         console.print(note)
-    for line in misfits(report.instances):
+    for line in [*misfits(report.instances), *(each.sentence for each in report.idle_prefill)]:
         console.print(line)
     console.print()
     for line in links(report):

@@ -20,6 +20,7 @@ from tandem.router.predict import (
     num_holding,
 )
 from tandem.runtime.cluster_messages import LoadReport
+from tandem.runtime.messages import MAX_ROUTED, Routed
 
 MARGIN = 0.1  # of a predicted delay: learned costs of alike workers differ by this
 
@@ -32,6 +33,26 @@ class RoutingDecision(Struct, frozen=True, gc=False):
     reason: str
     predicted_ms: float = 0.0  # to the first token; 0: not known
     cost_ms: float = 0.0  # predicted delay of all answers together
+    compared: "Compared | None" = None  # None: nothing was predicted
+
+
+class Compared(Struct, frozen=True, gc=False, eq=False):
+    """The instances that were compared, as arrays in one order; kept as they are until asked."""
+
+    instance_ids: list[str]
+    first_token_s: Floats
+    costs_s: Floats
+    fit: Floats
+
+    def routed(self) -> Routed:
+        """Return them for a request; of more than MAX_ROUTED the cheapest."""
+        instance_ids = self.instance_ids
+        columns = self.first_token_s, self.costs_s, self.fit
+        if len(instance_ids) > MAX_ROUTED:
+            cheapest = self.costs_s.argsort(kind="stable")[:MAX_ROUTED]
+            instance_ids = [instance_ids[at] for at in cheapest]
+            columns = self.first_token_s[cheapest], self.costs_s[cheapest], self.fit[cheapest]
+        return Routed(instance_ids, *(column.tolist() for column in columns))
 
 
 class _Request(Struct, gc=False):
@@ -123,6 +144,7 @@ class Router:
             fit = fit if holding is None else fit * holding
             in_time = fit * (first_token_s <= targets_s)
             fit = in_time if in_time.any() else fit
+        predicted_s = costs
         if fit.any() and not fit.all():
             costs = np.where(fit, costs, np.inf)
         best = self._best(costs, num_heeded, margin)
@@ -138,7 +160,10 @@ class Router:
         reason = (
             f"first token in {predicted_ms:.1f} ms, all answers' delays {cost_ms:.1f}; 1 of {among}"
         )
-        return RoutingDecision(candidates[best], overlap, reason, predicted_ms, cost_ms)
+        compared = Compared(candidates, first_token_s, predicted_s, fit)
+        return RoutingDecision(
+            candidates[best], overlap, reason, predicted_ms, cost_ms, compared=compared
+        )
 
     def _blocks(self, num_cached: Floats | None, num_blocks: int) -> Floats:
         """Return the costs in blocks, where no costs of steps are known."""

@@ -41,11 +41,11 @@ class PlaceLoad(Struct, gc=False):
     num_decodes: int = 0
     decode_context: int = 0  # tokens
     num_waiting_tokens: int = 0  # of prompts that come first
+    instance_id: str = ""  # of the worker; empty: this one
 
     def behind(self, num_tokens: int) -> "PlaceLoad":
         """Return the load with so many tokens more that come first."""
-        num_waiting_tokens = self.num_waiting_tokens + num_tokens
-        return PlaceLoad(self.costs, self.num_decodes, self.decode_context, num_waiting_tokens)
+        return replace(self, num_waiting_tokens=self.num_waiting_tokens + num_tokens)
 
     @staticmethod
     def of(report: LoadReport) -> "PlaceLoad | None":
@@ -53,7 +53,11 @@ class PlaceLoad(Struct, gc=False):
         if report.costs is None:
             return None
         return PlaceLoad(
-            report.costs, report.num_decodes, report.decode_context, report.num_waiting_tokens
+            report.costs,
+            report.num_decodes,
+            report.decode_context,
+            report.num_waiting_tokens,
+            report.instance_id,
         )
 
 
@@ -165,6 +169,7 @@ class Prediction(Struct, frozen=True, gc=False):
     transfer_s: float = 0.0  # until its KV is proven at another worker, waits for messages included
     num_delayed: int = 0  # running answers, each of which gets its tokens `compute_s` later
     step_s: float = 0.0  # the longest that these answers wait for a token meanwhile
+    instance_id: str = ""  # as in its PlaceLoad
 
     @property
     def first_token_s(self) -> float:
@@ -184,7 +189,9 @@ def predict(
     compute_s = pace.compute_s(num_uncached, num_cached)
     longest_s = max(load.costs.max_step_s, pace.decode_s)
     step_s = min(compute_s, longest_s) if load.num_decodes else 0.0
-    return Prediction(pace.wait_s, compute_s, transfer_s, load.num_decodes, step_s)
+    return Prediction(
+        pace.wait_s, compute_s, transfer_s, load.num_decodes, step_s, load.instance_id
+    )
 
 
 def shared_step_s(load: PlaceLoad, num_uncached: int, num_following: int) -> float:

@@ -36,6 +36,8 @@ PrefillPlace = Literal["local", "remote"]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 GrammarKind = Literal["json_schema", "regex", "lark", "gbnf", "structural_tag"]
 TargetMs = Annotated[float, Meta(gt=0, le=3_600_000)]
+MAX_ROUTED = 16  # decode workers that a request names, of those compared the cheapest
+_Column = Annotated[list[Real], Meta(max_length=MAX_ROUTED)]
 
 LARGEST_GRAMMAR_BYTES = 2**18  # of a grammar's source in UTF-8
 _Parameter = Annotated[int, Meta(ge=0, le=LARGEST_INT)]
@@ -132,6 +134,15 @@ class Targets(Message, frozen=True):
     itl_ms: TargetMs | None = None
 
 
+class Routed(Message, frozen=True, array_like=True, tag=False):
+    """The decode workers that the frontend compared for a prompt, in columns of one order."""
+
+    instance_ids: Annotated[list[Name], Meta(max_length=MAX_ROUTED)]
+    first_token_s: _Column  # predicted
+    costs_s: _Column  # predicted delay of all answers together
+    fit: _Column  # 1: it has a row and blocks, may hold answers, and keeps the target; or 0
+
+
 class GenerateRequest(Message, frozen=True):
     """One sequence to generate. `deadline_ms` is the time left when it was sent.
 
@@ -150,7 +161,8 @@ class GenerateRequest(Message, frozen=True):
     num_generated: Count = 0
     grammar: Grammar | None = None  # None: any answer
     targets: Targets | None = None
-    caller: Annotated[str, msgspec.Meta(max_length=64)] = ""  # its API key's name, if it has one
+    caller: Annotated[str, Meta(max_length=64)] = ""  # its API key's name, if it has one
+    routed: Routed | None = None  # for `tandem explain`
 
 
 class TextRequest(Message, frozen=True):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tandem.decode.admission import Decision, PlacementCause, PrefillSide, decide
+from tandem.decode.admission import Decision, PlacementCause, PrefillSide, decide, given_up
 from tandem.decode.config import Policy
 from tandem.runtime.block_hash import num_blocks_of
 from tandem.runtime.bounds import MAX_TEXT
@@ -232,7 +232,7 @@ class SchedulerSide:
             load.is_given_up = True
             if load.ranks:
                 self._orders.cancelled.append(end.key)
-            fallback = Decision("local", PlacementCause.FALLBACK, detail=end.reason)
+            fallback = given_up(end.reason)
             self._report(load.request, fallback, 0)
 
     # ---- blocks -------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """The figures of a load run, from its records. Pure; latencies are in milliseconds."""
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from tandem.bench.client.record import RequestRecord
+from tandem.bench.load.places import commonest, places_of, reasons_of
 from tandem.bench.report.figures import percentile
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.timeline import course, intervals_ms
 
-NUM_REASONS = 3  # that a summary has, of the places of prompts
-_NUMBER = re.compile(r"\d+(\.\d+)?")
 SLO_METRICS = ("ttft", "ttst", "tpot", "e2el")
 
 DEFINITIONS: Mapping[str, str] = {
@@ -184,16 +182,8 @@ REDUCERS: Mapping[str, Reducer] = {
         for r in run.good
     ),
     "num_without_usage": lambda run: sum(not record.has_usage for record in run.good),
-    "prefill_places": lambda run: dict(
-        Counter(r.prefill_place for r in run.good if r.prefill_place)
-    ),
-    "prefill_reasons": lambda run: dict(
-        Counter(
-            _NUMBER.sub("N", f"{r.prefill_place}: {r.prefill_reason}")
-            for r in run.good
-            if r.prefill_reason
-        ).most_common(NUM_REASONS)
-    ),
+    "prefill_places": lambda run: dict(places_of(run.good)),
+    "prefill_reasons": lambda run: commonest(reasons_of(run.good)),
     "num_fallbacks": lambda run: sum(course(r.timeline_ms) == "fallback" for r in run.good),
     "latencies_ms": lambda run: _latencies_ms(run.good),
     "breakdown_ms": lambda run: breakdown_ms(run.good),

@@ -11,6 +11,7 @@ from rich.text import Text
 from tandem.bench.client.record import RequestRecord
 from tandem.bench.load.load import LoadPlan, LoadResult
 from tandem.bench.load.metrics import DEFINITIONS, Distribution, Summary
+from tandem.bench.load.places import in_words, reason_lines
 from tandem.bench.load.session import Run
 from tandem.bench.picture.runs import RunFigures, Side
 
@@ -151,9 +152,8 @@ def _lines(summary: Summary, result: LoadResult, slos: Mapping[str, float]) -> l
             f"within {limits} ms"
         )
     if summary.prefill_places:
-        places = ", ".join(f"{count} {place}" for place, count in summary.prefill_places.items())
-        lines.append(f"prefill     {places}")
-        lines += [f"  {count:5d} x {why}" for why, count in summary.prefill_reasons.items()]
+        lines.append(f"prefill     {in_words(summary.prefill_places)}")
+        lines += reason_lines(summary.prefill_reasons)
     if summary.num_fallbacks:
         lines.append(f"handoffs    {summary.num_fallbacks} given up, and prefilled locally")
     if errors := summary.prediction:

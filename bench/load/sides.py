@@ -13,8 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from tandem.bench.client.openai import OpenAIClient
+from tandem.bench.client.record import RequestRecord
 from tandem.bench.client.wire import BodyBuilder
-from tandem.bench.load.metrics import Distribution, Summary, breakdown_ms
+from tandem.bench.load.metrics import Summary, breakdown_ms
+from tandem.bench.load.places import commonest, in_words, reason_lines, reasons_of
 from tandem.bench.load.report import breakdown_tables, result_json, side_of, warnings
 from tandem.bench.load.session import Run, Session
 from tandem.bench.picture.runs import Side
@@ -38,10 +40,10 @@ class Leg:
     runs: list[Run] = field(default_factory=list)
 
     @property
-    def breakdown_ms(self) -> dict[str, dict[str, Distribution]]:
-        """The breakdown of all rounds together."""
+    def good(self) -> list[RequestRecord]:
+        """The successful requests of all rounds."""
         records = [record for run in self.runs for record in run.result.records]
-        return breakdown_ms(record for record in records if record.succeeded)
+        return [record for record in records if record.succeeded]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ async def run_comparison(session: Session, console: Console) -> tuple[dict[str, 
                 await _run_leg(session, leg, *targets[leg.name], index)
     rows = compare_rounds(*([run.summary for run in leg.runs] for leg in legs))
     _print_rows(console, legs, rows)
-    breakdowns = {leg.name: leg.breakdown_ms for leg in legs}
+    breakdowns = {leg.name: breakdown_ms(leg.good) for leg in legs}
     for table in breakdown_tables(breakdowns):
         console.print(table)
     _print_counts(console, legs)
@@ -195,13 +197,15 @@ def _print_counts(console: Console, legs: Sequence[Leg]) -> None:
     for leg in legs:
         for index, run in enumerate(leg.runs):
             summary = run.summary
-            places = ", ".join(f"{n} {place}" for place, n in summary.prefill_places.items())
             errors = ", ".join(f"{n} x {kind}" for kind, n in summary.errors.items())
             parts = [f"{summary.num_succeeded} of {summary.num_requests} succeeded"]
-            parts += [f"prefill {places}"] if places else []
+            places = summary.prefill_places
+            parts += [f"prefill {in_words(places)}"] if places else []
             parts += [f"errors: {errors}"] if errors else []
             parts += warnings(summary, run.result)
             console.print(Text(f"{leg.name} round {index + 1}: {'; '.join(parts)}"), soft_wrap=True)
+        for line in reason_lines(commonest(reasons_of(leg.good))):
+            console.print(Text(line), soft_wrap=True)
 
 
 def _rows_json(legs: Sequence[Leg], rows: Sequence[Row]) -> dict[str, Any]:

@@ -5,8 +5,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tandem.bench.load.load import LoadPlan
+from tandem.bench.load.places import reason_lines, share_remote
 from tandem.bench.load.report import result_json, short, side_of
 from tandem.bench.load.session import Run, Session
 from tandem.bench.load.sides import metrics_of
@@ -43,6 +45,11 @@ async def run_sweep(session: Session, console: Console) -> tuple[dict[str, Any],
         client.close()
     title = f"{body.model} at {options.url}"
     console.print(_table(title, found))
+    for label, _, run in found:
+        if run.summary.prefill_reasons:
+            console.print(Text(f"prefill at {label}:"), soft_wrap=True)
+        for line in reason_lines(run.summary.prefill_reasons):
+            console.print(Text(line), soft_wrap=True)
     points = [
         {
             "label": label,
@@ -66,12 +73,13 @@ def label_of(plan: LoadPlan) -> str:
 
 
 def _table(title: str, found: Sequence[tuple[str, LoadPlan, Run]]) -> Table:
-    table = Table("load", *COLUMNS.values(), title=title)
+    table = Table("load", *COLUMNS.values(), "remote", title=title)
     table.columns[0].no_wrap = True
     for column in table.columns[1:]:
         column.justify = "right"
     for label, _, run in found:
         values = metrics_of(run.summary)
-        cells = (short(values[metric]) if metric in values else "-" for metric in COLUMNS)
-        table.add_row(label, *cells)
+        cells = [short(values[metric]) if metric in values else "-" for metric in COLUMNS]
+        places = run.summary.prefill_places
+        table.add_row(label, *cells, f"{share_remote(places):.0%}" if places else "-")
     return table

@@ -9,6 +9,7 @@ import re
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +19,7 @@ import uvloop
 from tandem.bench.client.http import ExchangeError
 from tandem.bench.client.openai import OpenAIClient
 from tandem.bench.load.options import BenchOptions
+from tandem.bench.load.places import commonest, reasons_of
 from tandem.bench.load.session import Run, Session
 from tandem.bench.load.trace import read_trace
 from tandem.bench.report.console import say
@@ -35,7 +37,14 @@ from tandem.bench.unsplit.cells import (
     trace_cells,
     trace_names,
 )
-from tandem.bench.unsplit.table import UNSPLIT, Results, figures_of, markdown, values_of
+from tandem.bench.unsplit.table import (
+    UNSPLIT,
+    Reasons,
+    Results,
+    figures_of,
+    markdown,
+    values_of,
+)
 from tandem.emulation.profile import MAX_LATE_SHARE
 from tandem.launch.serve.topology import load_topology
 from tandem.runtime.clock import set_pace
@@ -60,6 +69,7 @@ HOW = {
     "goodput": "requests/s that keep all targets",
     "late_share": "of emulated workers: the time by which the host was late, of the time of all "
     f"steps since their start; rounds above {MAX_LATE_SHARE:g} are not judged",
+    "remote": "the share of the prompts that other workers computed, median of the rounds",
     "num_failed": "requests with an error or with a shorter answer than asked for",
 }
 
@@ -91,6 +101,7 @@ class Comparison:
     def __init__(self, options: Options, run_dir: Path) -> None:
         """Raise ConfigError for a contender that is no topology."""
         self.results: Results = {}
+        self.reasons: Reasons = {}
         self._options = options
         self._run_dir = run_dir
         self._deadline_s = time.perf_counter() + options.minutes * 60
@@ -153,9 +164,12 @@ class Comparison:
         if self._options.emulate is not None:
             values["late_share"] = await contender.stack.late_share()
         self.results.setdefault(cell.name, {}).setdefault(name, []).append(values)
+        found = reasons_of(record for record in run.result.records if record.succeeded)
+        self.reasons.setdefault(name, Counter()).update(found)
         say(
             f"{cell.name}, round {index + 1} of {self._options.rounds}, {name}: "
-            f"{values['request_throughput']:.2f} requests/s, {values['e2el p50']:.0f} ms"
+            f"{values['request_throughput']:.2f} requests/s, {values['e2el p50']:.0f} ms, "
+            f"{values['remote_share']:.0%} remote"
         )
         if self._options.output is not None:
             write_document(self._options.output, self._document())
@@ -213,6 +227,7 @@ class Comparison:
             figures=figures_of(self.results),
             commit=self._commit,
             cells=self.results,
+            reasons={name: commonest(found) for name, found in self.reasons.items()},
         )
 
 
@@ -237,7 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except (TandemError, ExchangeError) as error:
             say(f"error: {error}")
             status = EXIT_FAILED
-    table = markdown(comparison.results)
+    table = markdown(comparison.results, comparison.reasons)
     print(table, *(f"{name}: {text}" for name, text in HOW.items()), sep="\n")
     if options.page is not None and page is not None:
         options.page.write_text(with_part(page, BEGIN, END, table), encoding="utf-8")

@@ -2,10 +2,12 @@
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tandem.bench.load.metrics import Summary, summarize
+from tandem.bench.load.places import commonest, share_remote
 from tandem.bench.load.session import Run
 from tandem.bench.load.sides import metrics_of
 from tandem.bench.report.figures import Figure, Target, at_least
@@ -16,6 +18,7 @@ PROMISE = at_least(0.97)
 
 Values = dict[str, float]  # of one run, by the names of metrics
 Results = dict[str, dict[str, list[Values]]]  # cell |-> contender |-> one per round
+Reasons = dict[str, Counter[str]]  # contender |-> of the places of its prompts, over all cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ def values_of(run: Run, targets: Mapping[str, Mapping[str, float]]) -> Values:
         **goodputs,
         "num_requests": summary.num_requests,
         "num_failed": num_failed(summary),
-        "remote_share": summary.prefill_places.get("remote", 0) / max(summary.num_succeeded, 1),
+        "remote_share": share_remote(summary.prefill_places),
     }
 
 
@@ -96,10 +99,11 @@ def figures_of(results: Results) -> Iterator[Figure]:
                     yield Figure(name, label, "x", samples, metric.target)
 
 
-def markdown(results: Results) -> str:
+def markdown(results: Results, reasons: Reasons) -> str:
     """Return a table for each contender: medians of the rounds' ratios, least and greatest.
 
-    Its last row is over the rounds of all cells, for the metrics with a target.
+    Its last row is over the rounds of all cells, for the metrics with a target. Below it stand
+    the commonest reasons for the places of its prompts.
     """
     figures = {figure.name: figure for figure in figures_of(results)}
     contenders = dict.fromkeys(name for rounds in results.values() for name in rounds)
@@ -107,12 +111,14 @@ def markdown(results: Results) -> str:
         line
         for contender in contenders
         if contender != UNSPLIT
-        for line in _table(contender, results, figures)
+        for line in _table(contender, results, figures, reasons.get(contender, Counter()))
     )
 
 
-def _table(contender: str, results: Results, figures: Mapping[str, Figure]) -> Iterator[str]:
-    titles = ["cell", "unsplit, requests/s", *(metric.title for metric in METRICS)]
+def _table(
+    contender: str, results: Results, figures: Mapping[str, Figure], reasons: Counter[str]
+) -> Iterator[str]:
+    titles = ["cell", "unsplit, requests/s", *(metric.title for metric in METRICS), "remote"]
     yield f"**{contender}** against unsplit:\n"
     yield f"| {' | '.join(titles)} |"
     yield "|---" * len(titles) + "|"
@@ -122,10 +128,11 @@ def _table(contender: str, results: Results, figures: Mapping[str, Figure]) -> I
         rates = [values["request_throughput"] for values in rounds.get(UNSPLIT, ())]
         found = [figures.get(_name(cell, contender, metric)) for metric in METRICS]
         row = [cell, f"{statistics.median(rates):.2f}" if rates else "-", *map(_text, found)]
-        yield f"| {' | '.join(row)} |"
+        remote = statistics.median(values["remote_share"] for values in rounds[contender])
+        yield f"| {' | '.join(row)} | {remote:.0%} |"
         judged += [figure for figure in found if figure is not None and figure.target]
     means = [_mean([each for each in judged if each.name.endswith(m.name)]) for m in METRICS]
-    yield f"| geometric mean, standard error | | {' | '.join(means)} |"
+    yield f"| geometric mean, standard error | | {' | '.join(means)} | |"
     num_met = sum(figure.verdict == "met" for figure in judged)
     yield f"\n{num_met} of {len(judged)} medians with a target reach it ({PROMISE.text()})."
     failed = {
@@ -140,6 +147,9 @@ def _table(contender: str, results: Results, figures: Mapping[str, Figure]) -> I
     if any(failed.values()):
         counts = "; ".join(f"{where}: {count:.0f}" for where, count in failed.items() if count)
         yield f"Failed or short answers: {counts}."
+    if reasons:
+        counts = "; ".join(f"{count} x {why}" for why, count in commonest(reasons).items())
+        yield f"Places of its prompts, the commonest: {counts}."
     yield ""
 
 

@@ -229,7 +229,9 @@ class _ChoiceSequence:
     def payload(self) -> bytes:
         request = resume_after(self._run.choice.request, self._run.generated)
         deadline_ms = int(self._plan.context.remaining_s() * 1e3)
-        return encode(msgspec.structs.replace(request, deadline_ms=deadline_ms))
+        compared = self._run.failover.decision.compared
+        routed = None if compared is None else compared.routed()
+        return encode(msgspec.structs.replace(request, deadline_ms=deadline_ms, routed=routed))
 
     async def follow(self, stream: ResponseStream) -> None:
         text = self._run.text

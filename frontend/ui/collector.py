@@ -14,6 +14,7 @@ from tandem.frontend.openai.errors import TooManyRequestsError
 from tandem.frontend.ui.recent import Recent
 from tandem.frontend.ui.state import PageState, QueueState, WorkerState, start_state, worker_state
 from tandem.frontend.ui.window import Window
+from tandem.router.idle import idle_prefill
 from tandem.runtime.cluster_messages import Instance, WorkerStatus
 from tandem.runtime.discovery import TypedView, watch_instances
 from tandem.runtime.instance_report import InstanceReport, ask_worker
@@ -178,6 +179,7 @@ class Collector:
             workers=[followed.state(now) for followed in self._followed.values()],
             starting=[start_state(*item) for view in progress for item in view.items.items()],
             queues=list(map(_queue, decodes)),
+            idle_prefill=idle_prefill(self._present()),
             thresholds=thresholds,
             latencies=list(self._window.latencies(targets_ms)),
             placements=self._window.placements(),
@@ -197,6 +199,11 @@ class Collector:
         followed.report = report
         if report.worker is not None:
             followed.last, followed.answered_s = report.worker, time.perf_counter()
+
+    def _present(self) -> list[WorkerStatus]:
+        """Return the latest answer of each worker that has not left."""
+        followed = self._followed.values()
+        return [each.last for each in followed if each.last is not None and not each.is_gone]
 
     def _decode_workers(self) -> list[WorkerStatus]:
         """Return the latest answer of a decode worker of each deployment."""

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from tandem.router.idle import IdlePrefill
 from tandem.runtime.cluster_messages import WorkerStatus
 from tandem.runtime.instance_report import InstanceReport
 from tandem.runtime.messages import PrefillPlace
@@ -84,6 +85,7 @@ class PageState(msgspec.Struct, frozen=True):
     workers: list[WorkerState]
     starting: list[StartState]
     queues: list[QueueState]
+    idle_prefill: list[IdlePrefill]
     thresholds: dict[str, dict[str, str | int | float | bool]]  # model |-> name |-> value
     latencies: list[Latency]
     placements: list[Placement]

@@ -28,6 +28,27 @@ def status(session: Session, as_json: Json = False) -> None:
     run_status(session.load_for_cluster(), as_json=as_json)
 
 
+@app.command(epilog="Example: tandem explain 5f0c2a7e91d34b68")
+@shares(session=cluster_session)
+def explain(
+    session: Session,
+    request_id: Annotated[
+        str,
+        typer.Argument(help="The request's id: the header x-tandem-request-id of its response."),
+    ],
+    as_json: Json = False,
+) -> None:
+    """Show the places that were considered for a request's prompt, and why one was chosen.
+
+    For each decode worker and each prefill worker that was compared: the predicted wait, time to
+    the first token and delay of all answers. Then the decision, its reason, and the times of the
+    request. Decode workers remember their last 1024 requests.
+    """
+    from tandem.launch.explain import run_explain
+
+    run_explain(session.load_for_cluster(), request_id, as_json=as_json)
+
+
 @app.command(epilog="Example: tandem ui --port 8001")
 @shares(session=cluster_session)
 def ui(

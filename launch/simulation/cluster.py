@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tandem.bench.client.record import RequestRecord
-from tandem.decode.admission import decide
+from tandem.decode.admission import decide, without_room
 from tandem.decode.config import DisaggConfig
 from tandem.launch.simulation.clock import VirtualClock
 from tandem.launch.simulation.handoffs import Handoffs
@@ -166,11 +166,12 @@ class VirtualCluster:
             self._handoffs.side(worker),
             num_cached_tokens=num_cached,
         )
-        record.prefill_place = decision.place
-        if decision.place == "remote" and scheduler.reserve(seq):
+        if decision.place == "remote" and not scheduler.reserve(seq):
+            decision = without_room(decision, scheduler.has_row)
+        seq.place(decision)
+        if decision.place == "remote":
             self._handoffs.start(worker, seq, request, decision)
         else:
-            record.prefill_place = "local"
             scheduler.add(seq)
 
     def _on_token(self, worker: VirtualWorker, seq: PlannedSequence) -> None:

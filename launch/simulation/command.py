@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from rich.text import Text
 
 from tandem.bench.load.metrics import summarize
 from tandem.bench.load.options import BenchOptions
+from tandem.bench.load.places import reason_lines
 from tandem.bench.picture.drawing import write_plot
 from tandem.bench.picture.runs import RunFigures, Side
 from tandem.launch.cli.plan_options import HandoffOptions, LoadOptions
@@ -121,6 +123,10 @@ def _print(layouts: list[LayoutFigures], best: Layout, options: PlanOptions, mod
     console = wide_console()
     workers = f"{options.num_workers} workers" + (f" with the costs of {model}" if model else "")
     console.print(table_of(layouts, f"{workers}, simulated; latencies in ms"))
+    for layout in layouts:
+        console.print(f"\nplaces of prompts with {layout.name}, the commonest reasons:")
+        for line in reason_lines(layout.reasons):
+            console.print(Text(line), soft_wrap=True)
     if options.output is None:
         console.print(f"\n* the best; write its topology with --output FILE: {best.name}")
     else:

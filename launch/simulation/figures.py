@@ -6,6 +6,7 @@ import msgspec
 from rich.table import Table
 
 from tandem.bench.load.metrics import Summary
+from tandem.bench.load.places import share_remote
 from tandem.launch.simulation.cluster import Outcome
 
 # Layouts within this share of the most goodput serve as much: the faster one of them is better.
@@ -25,6 +26,7 @@ class LayoutFigures(msgspec.Struct, frozen=True):
     e2el_mean_ms: float
     utilization: list[float]  # of each worker
     share_remote: float  # of the prompts
+    reasons: dict[str, int]  # the commonest ones, for the places of prompts
 
     @property
     def rate(self) -> float:
@@ -45,7 +47,8 @@ def figures_of(outcome: Outcome, summary: Summary) -> LayoutFigures:
         itl_p99_ms=itl.p99 if itl else 0.0,
         e2el_mean_ms=summary.latencies_ms["e2el"].mean,
         utilization=[busy_s / summary.duration_s for busy_s in outcome.busy_s],
-        share_remote=summary.prefill_places.get("remote", 0) / summary.num_requests,
+        share_remote=share_remote(summary.prefill_places),
+        reasons=summary.prefill_reasons,
     )
 
 

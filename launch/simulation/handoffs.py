@@ -11,6 +11,7 @@ from tandem.decode.admission import (
     MAX_WAYS_GIVEN,
     Decision,
     PrefillSide,
+    given_up,
     gives_way,
     is_still_remote,
     leaves_tickets,
@@ -129,7 +130,7 @@ class Handoffs:
         self._clock.after(
             claim_ms / 1e3, partial(self._unclaimed, ticket, may_wait=decision.is_predicted)
         )
-        self._clock.after(longest_ms / 1e3, partial(self._give_up, ticket))
+        self._clock.after(longest_ms / 1e3, partial(self._give_up, ticket, "deadline"))
         home.own_prompts.discard(seq.request_id)
         self.offer()
 
@@ -146,7 +147,7 @@ class Handoffs:
             self._helpers.remove(worker)
             self._helpers.append(worker)
             if worker is ticket.home:
-                self._give_up(ticket)  # the first with room
+                self._give_up(ticket, "this worker was the first to have room")
             else:
                 self._claim(worker, ticket)
 
@@ -265,9 +266,9 @@ class Handoffs:
         ):
             self._clock.after(LOOK_AGAIN_S, partial(self._unclaimed, ticket, may_wait=True))
         else:
-            self._give_up(ticket)
+            self._give_up(ticket, "no prefill worker claimed it in time")
 
-    def _give_up(self, ticket: Ticket) -> None:
+    def _give_up(self, ticket: Ticket, detail: str) -> None:
         """Have the prompt computed at home, unless its first token has come."""
         if ticket.has_ended or ticket.computed_s is not None:
             return
@@ -277,7 +278,7 @@ class Handoffs:
             self._postponed.discard(ticket)
             mine.num_unclaimed -= 1
             mine.num_unclaimed_tokens -= ticket.num_uncached
-        ticket.seq.record.prefill_place = "local"
+        ticket.seq.place(given_up(detail))
         home.own_prompts.add(ticket.seq.request_id)
         home.post(lambda: home.scheduler.requeue(ticket.seq, quarantined=False))
         self._end_job(ticket)

@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 
 from tandem.bench.client.record import RequestRecord
+from tandem.decode.admission import Decision
 from tandem.decode.transfer_cost import BYTES_PER_S, TransferCost
 from tandem.engine.config import DECODE_STEP_TOKENS, EngineConfig
 from tandem.engine.outputs import load_of
@@ -87,6 +88,11 @@ class PlannedSequence(Sequence):
             block_hashes=list(request.hashes),
             record=record,
         )
+
+    def place(self, decision: Decision) -> None:
+        """Note the place of its prompt; the last one counts."""
+        record = self.record
+        record.prefill_place, record.prefill_reason = decision.place, decision.reason
 
 
 OnToken = Callable[["VirtualWorker", PlannedSequence], None]

@@ -153,7 +153,7 @@ def _figures(board: Board) -> list[Table]:
 def _notes(board: Board, now_s: float) -> list[Text]:
     assert board.report is not None
     values = ", ".join(f"{name} {value}" for name, value in board.report.thresholds.items())
-    problems = [*board.problems]
+    problems = [*board.problems, *(each.sentence for each in board.report.idle_prefill)]
     problems += [
         f"prefill queue of {queue.model}, deployment {queue.deployment}: {queue.error}"
         for queue in board.report.queues

@@ -1,5 +1,7 @@
 """The place of a prompt's prefill."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -273,3 +275,11 @@ def test_a_handoff_may_take_no_longer_than_the_queue_takes_tickets_for(
     config = DisaggConfig(handoff_timeout_ms=timeout_ms, handoff_timeout_ms_per_token=5.0)
     assert config.handoff_timeout_of(num_tokens) == expected_ms
     assert expected_ms <= QueueConfig().max_job_deadline_s * 1e3
+
+
+@pytest.mark.parametrize("cause", list(PlacementCause))
+def test_every_cause_is_explained_to_users(cause: PlacementCause) -> None:
+    root = Path(__file__).parents[2]
+    assert Decision("local", cause).reason
+    assert f"| `{cause}` |" in (root / "docs/metrics.md").read_text()
+    assert f"\n  {cause}: " in (root / "frontend/ui/page/panels.js").read_text()

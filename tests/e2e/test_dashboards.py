@@ -191,6 +191,15 @@ async def test_a_burst_of_prompts_fills_the_prefill_queue(
     await cluster.set_config("disagg.policy", "adaptive")
 
 
+async def test_prompts_that_wait_beside_an_idle_prefill_worker_are_reported(
+    cluster: Cluster, prometheus: Prometheus
+) -> None:
+    await cluster.set_config("disagg.policy", "always_local")
+    with many(cluster, 24, 500, max_tokens=1):
+        await fires(prometheus, "TandemPrefillIdle")
+    await cluster.set_config("disagg.policy", "adaptive")
+
+
 async def test_answers_that_outgrow_the_pool_take_blocks_from_one_another(
     cluster: Cluster, prometheus: Prometheus
 ) -> None:

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tandem.router.config import RouterConfig
 from tandem.router.load_table import LoadTable
@@ -99,7 +100,13 @@ def test_only_candidates_are_chosen_and_the_same_ones_again(
             each.index.apply(KvEvent(holder, "e", 1, stored=HASHES[: 3 * int(holder)]))
     decision = first.choose(candidates, HASHES, 100)
     assert decision.instance_id in candidates
-    assert decision == second.choose(candidates, HASHES, 100)
+    again = second.choose(candidates, HASHES, 100)
+    assert replace(decision, compared=None) == replace(again, compared=None)
+    if decision.compared is not None:
+        routed = decision.compared.routed()
+        assert routed.instance_ids == candidates
+        chosen = routed.instance_ids.index(decision.instance_id)
+        assert routed.first_token_s[chosen] * 1e3 == pytest.approx(decision.predicted_ms)
 
 
 @settings(max_examples=50)

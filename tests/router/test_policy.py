@@ -1,9 +1,13 @@
 import random
 from collections import Counter
 
+import numpy as np
+import pytest
+
 from tandem.router.config import RouterConfig
-from tandem.router.policy import Router, RoutingDecision
+from tandem.router.policy import Compared, Router, RoutingDecision
 from tandem.runtime.cluster_messages import KvEvent, LoadReport
+from tandem.runtime.messages import MAX_ROUTED
 
 HASHES = [bytes([byte]) * 16 for byte in range(10)]
 
@@ -191,3 +195,11 @@ def test_a_removed_instance_starts_from_nothing() -> None:
     chosen.finished("r")
     chosen.update_load(report("b", used=1))
     assert chosen.choose(["a", "b"], [], 1).instance_id == "a"
+
+
+def test_of_many_instances_that_were_compared_a_request_names_the_cheapest() -> None:
+    first_token_s = np.arange(40, 0, -1) / 10
+    names = [str(number) for number in range(40)]
+    routed = Compared(names, first_token_s, first_token_s, np.ones(40)).routed()
+    assert routed.instance_ids == [str(number) for number in range(39, 39 - MAX_ROUTED, -1)]
+    assert routed.costs_s == pytest.approx([(1 + at) / 10 for at in range(MAX_ROUTED)])

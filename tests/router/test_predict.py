@@ -56,4 +56,4 @@ def test_a_report_without_costs_gives_no_place() -> None:
     report = LoadReport("a", "b", "both", 1, 2, 30, 100, 40, 50, 1, 500)
     assert PlaceLoad.of(report) is None
     known = LoadReport("a", "b", "both", 1, 2, 30, 100, 40, 50, 1, 500, COSTS)
-    assert PlaceLoad.of(known) == PlaceLoad(COSTS, 1, 500, 30)
+    assert PlaceLoad.of(known) == PlaceLoad(COSTS, 1, 500, 30, "a")

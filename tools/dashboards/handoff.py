@@ -1,7 +1,9 @@
 """The place of each prompt, and the way of its KV from prefill to decode worker."""
 
 from tools.dashboards.panels import Alert, Dashboard, Panel
-from tools.dashboards.queries import level, quantile, rate, share
+from tools.dashboards.queries import level, mean, quantile, rate, share
+
+IDLE_TOKENS = 100  # of prompts, on the mean: a worker with fewer counts as idle
 
 HANDOFF = Dashboard(
     "handoff",
@@ -18,16 +20,32 @@ HANDOFF = Dashboard(
             (rate("decode_prefills_total", "cause", place="local"),),
             "reqps",
             "docs/metrics.md lists the causes. `no_prefill_worker`: start one, or see in `tandem "
-            "status` why it does not fit. `queue_lost`: NATS is away. `no_blocks`: the KV "
-            "dashboard.",
+            "status` why it does not fit. `queue_lost`: NATS is away. `silent`: prefill workers "
+            "are stopped, or NATS loses their reports. `no_blocks`: the KV dashboard. `no_rows`: "
+            "raise `engine.max_num_seqs`, or add a decode worker.",
+        ),
+        Panel(
+            "Prompt tokens that wait at a decode worker while a prefill worker idles",
+            (
+                mean("worker_prompt_tokens", "model", take="max", state="waiting", role="!prefill")
+                + " * on (model) (min by (model) ("
+                + mean("worker_prompt_tokens", "model, instance", state="!remote", role="!decode")
+                + f") < bool {IDLE_TOKENS})",
+            ),
+            "short",
+            "Prompts wait although a worker that takes them has nothing to do: `tandem status` "
+            "says where, and the commonest reason; `tandem explain` has the predictions for one "
+            "request. The panel above has the causes; docs/tuning.md says what to do about each.",
+            limit=2000,
+            alert=Alert("TandemPrefillIdle", "5m"),
         ),
         Panel(
             "Share of prompts that the full prefill queue kept local",
             (share("decode_prefills_total", "model", cause="queue_full"),),
             "percentunit",
-            "Prefill workers are too few for the prompts: add one, or raise "
-            "`disagg.max_prefill_queue_size` where waiting is better than computing between "
-            "running answers.",
+            "Only with `disagg.policy threshold`. Prefill workers are too few for the prompts: "
+            "add one, raise `disagg.max_prefill_queue_size` where waiting is better than computing "
+            "between running answers, or set `disagg.policy adaptive`, which predicts the wait.",
             limit=0.1,
             alert=Alert("TandemPrefillQueueFull", "5m"),
         ),

@@ -14,6 +14,11 @@ def level(name: str, by: str, *, take: str = "sum", **where: str) -> str:
     return f"{take} by ({by}) ({_series(name, 'gauge', by, where)})"
 
 
+def mean(name: str, by: str, *, take: str = "sum", **where: str) -> str:
+    """Return the mean of a gauge over the window, `take` over what `by` does not keep."""
+    return f"{take} by ({by}) (avg_over_time({_series(name, 'gauge', by, where)}[{WINDOW}]))"
+
+
 def rate(name: str, by: str, *, quiet: str = "", **where: str) -> str:
     """Return the rate per second of a counter.
 

@@ -2,13 +2,13 @@
 import "./chat.js";
 import { changeRole, showControls } from "./controls.js";
 import { ask, byId, events, failure, setText, storeKey } from "./dom.js";
-import { showHandoffs, showLatencies, showPlacements } from "./panels.js";
+import { idleAlerts, showHandoffs, showLatencies, showPlacements } from "./panels.js";
 import { showWorkers } from "./workers.js";
 
 const RETRY_MS = 1000;
 
 function show(state) {
-  const alerts = [...showWorkers(state, changeRole), ...showLatencies(state)];
+  const alerts = [...showWorkers(state, changeRole), ...showLatencies(state), ...idleAlerts(state)];
   showPlacements(state);
   showHandoffs(state);
   showControls(state);

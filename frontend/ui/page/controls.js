@@ -10,7 +10,7 @@ const CONTROLS = [
   { key: "max_local_prefill_length", label: "Longest local prompt", unit: "tokens", min: 0, max: 8192, step: 16,
     note: "max_local_prefill_length: prompts with more uncached tokens may go to a prefill worker" },
   { key: "max_prefill_queue_size", label: "Full prefill queue", unit: "prompts", min: 1, max: 64, step: 1,
-    note: "max_prefill_queue_size: with so many waiting, prompts stay local" },
+    note: "max_prefill_queue_size, for policy threshold: with so many waiting, prompts stay local" },
   { key: "ttft_target_ms", label: "TTFT target", unit: "ms", min: 0, max: 5000, step: 10, optional: true,
     note: "time to the first token; 0 is no target" },
   { key: "itl_target_ms", label: "ITL target", unit: "ms", min: 0, max: 500, step: 1, optional: true,

@@ -12,13 +12,17 @@ const CAUSES = {
   short: "short: at most max_local_prefill_length tokens to compute",
   queue_full: "the prefill queue is full: max_prefill_queue_size prompts wait",
   long: "long: over max_local_prefill_length tokens to compute",
-  unmeasured: "no step cost is learned yet",
+  unmeasured: "no step cost is known here: the length decides",
   faster: "predicted to delay answers less than locally",
   slower: "a remote prefill is predicted to delay answers more",
   target: "only this place keeps the targets",
   no_blocks: "too few free KV blocks to receive it",
+  no_rows: "all batch rows are taken",
+  silent: "no prefill worker has reported its load lately",
+  tried: "now and then at an idle place that seems worse",
   fallback: "a remote prefill was given up",
 };
+const inWords = (cause) => CAUSES[cause] ?? cause;
 const SVG = "http://www.w3.org/2000/svg";
 
 function makeLatency() {
@@ -77,12 +81,16 @@ function makePlacement(each) {
 export function showPlacements(state) {
   const total = state.placements.reduce((sum, each) => sum + each.num, 0);
   keep(byId("placements"), state.placements, (each) => `${each.place} ${each.cause}`, makePlacement, (row, each) => {
-    setText(row.querySelector(".why"), `${each.num} × ${CAUSES[each.cause] ?? each.cause}`);
+    setText(row.querySelector(".why"), `${each.num} × ${inWords(each.cause)}`);
     row.querySelector(".bar i").style.width = `${(100 * each.num) / total}%`;
     setText(row.querySelector("small"), `last: ${each.example}`);
   });
   byId("no-placement").hidden = total > 0;
 }
+
+export const idleAlerts = (state) => state.idle_prefill.map((each) =>
+  `${each.num_idle} prefill workers of ${each.model} idle while prompts wait at ${shortId(each.decode_instance)}` +
+  (each.cause ? `; most local prompts: ${inWords(each.cause)}` : ""));
 
 export function showHandoffs(state) {
   keep(byId("handoffs"), [...state.handoffs].reverse(), (each) => each.number, (each) => {

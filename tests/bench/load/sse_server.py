@@ -113,7 +113,8 @@ async def answer_with_timeline(exchange: Exchange) -> None:
         return
     course = {"prefill": "remote", "timeline_ms": HANDOFF, "predicted_ms": 16.8}
     last = {"index": 0, "text": "b", "finish_reason": "length", "tandem": course}
-    await exchange.start_stream(b"x-tandem-prefill: remote")
+    reason = b"x-tandem-prefill-reason: uncached 9 > max_local_prefill_length 8"
+    await exchange.start_stream(b"x-tandem-prefill: remote\r\n" + reason)
     await exchange.send_chunk(text_event("a"))
     await exchange.send_chunk(event(choices=[last]) + usage_event(3, 2) + b"data: [DONE]\n\n")
     await exchange.end_stream()

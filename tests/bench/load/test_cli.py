@@ -124,12 +124,14 @@ async def test_a_trace_beyond_the_context_is_refused_before_a_request(tmp_path: 
 
 async def test_a_sweep_is_a_page_with_its_curves_beside_an_earlier_one(tmp_path: Path) -> None:
     earlier, report = tmp_path / "before.json", tmp_path / "out.html"
-    load = ("--num-requests", "6", "--input-tokens", "8", "--output-tokens", "4", "--warmup", "0")
-    async with serving() as server:
+    load = ("--num-requests", "6", "--input-tokens", "8", "--output-tokens", "2", "--warmup", "0")
+    async with serving(answer_with_timeline) as server:
         sweep = ("--url", server.url, *load, "--sweep-rates", "50", "100")
         first = await bench(*sweep, "--output", str(earlier), "--records")
         second = await bench(*sweep, "--against", str(earlier), "--report", str(report))
     assert (first.code, second.code) == (0, 0), second.err
+    assert "100%" in first.out and "prefill at 50 requests/s:\n" in first.out
+    assert first.out.count("6 x remote: uncached N > max_local_prefill_length N") == 2
     points = json.loads(earlier.read_text())["sweep"]
     assert [point["request_rate"] for point in points] == [50.0, 100.0]
     page = report.read_text()
@@ -178,6 +180,8 @@ async def test_breakdowns_are_compared_and_a_server_without_one_is_no_obstacle(
         )
     assert outcome.code == 0, outcome.err
     assert "prefilled remotely (A 0, B 4 requests)" in outcome.out
+    assert "B round 2: 2 of 2 succeeded; prefill 2 remote (100% remote)" in outcome.out
+    assert "4 x remote: uncached N > max_local_prefill_length N" in outcome.out
     breakdown = json.loads(output.read_text())["comparison"]["breakdown_ms"]
     assert breakdown["A"] == {}
     remote = breakdown["B"]["remote"]

@@ -1,3 +1,5 @@
+from collections import Counter
+
 import pytest
 
 from tandem.bench.client.record import RequestRecord
@@ -9,7 +11,8 @@ from tandem.bench.unsplit.table import METRICS, Values, figures_of, markdown, va
 
 def values(rate: float, ms: float, num_failed: int = 0) -> Values:
     return {metric.name: rate if metric.is_rate else ms for metric in METRICS} | {
-        "num_failed": num_failed
+        "num_failed": num_failed,
+        "remote_share": 0.25,
     }
 
 
@@ -49,10 +52,11 @@ def test_a_figure_is_the_median_of_the_rounds_own_ratios() -> None:
     assert rates.samples == pytest.approx((0.9, 2.0, 0.5))
     assert (rates.value, rates.verdict) == (pytest.approx(0.9), "missed")
     assert figures["c1/split/ttft p50"].verdict == "met"
-    table = markdown({"c1": {"unsplit": unsplit, "split": split}})
+    table = markdown({"c1": {"unsplit": unsplit, "split": split}}, {})
     assert "| c1 | 10.00 | 0.90 (0.50 to 2.00) | 1.00 (1.00 to 1.00) |" in table
     assert "3 of 4 medians" in table
     assert "| geometric mean, standard error | | 0.97 ± 0.39 | 1.00 ± 0.00 |" in table
+    assert "| 25% |" in table and "Places" not in table
 
 
 def test_what_was_not_measured_or_is_nothing_has_no_ratio() -> None:
@@ -67,7 +71,7 @@ def test_what_was_not_measured_or_is_nothing_has_no_ratio() -> None:
     assert "c1/split/request_throughput" in names
     assert not names & {"c1/split/itl p99", "c1/split/goodput tight"}
     assert not any(name.startswith(("c2", "c3")) for name in names)
-    table = markdown(results)
+    table = markdown(results, {})
     assert "| 1.00 (1.00 to 1.00) | - | - | 1.00 (1.00 to 1.00) |" in table
     assert "| c3 | - | - |" in table and "| c2 |" not in table
 
@@ -75,8 +79,17 @@ def test_what_was_not_measured_or_is_nothing_has_no_ratio() -> None:
 def test_failed_requests_are_told_beside_the_table() -> None:
     fine, bad = values(2.0, 10.0), values(2.0, 10.0, num_failed=3)
     both = {"c1": {"unsplit": [fine, fine], "split": [bad, bad]}}
-    assert "Failed or short answers: c1, split: 6." in markdown(both)
-    assert "Failed" not in markdown({"c1": {"unsplit": [fine], "split": [fine]}})
+    assert "Failed or short answers: c1, split: 6." in markdown(both, {})
+    assert "Failed" not in markdown({"c1": {"unsplit": [fine], "split": [fine]}}, {})
+
+
+def test_the_share_and_the_three_commonest_reasons_of_remote_prompts_are_told() -> None:
+    fine = values(1.0, 10.0)
+    split = [fine | {"remote_share": share} for share in (0.0, 0.5, 0.75)]
+    reasons = {"split": Counter({"local: short": 9, "remote: long": 7, "local: a": 3, "b": 1})}
+    table = markdown({"c1": {"unsplit": [fine] * 3, "split": split}}, reasons)
+    assert "| 50% |" in table
+    assert "9 x local: short; 7 x remote: long; 3 x local: a." in table
 
 
 def test_rounds_whose_emulated_steps_were_late_are_counted_and_not_judged() -> None:
@@ -85,4 +98,4 @@ def test_rounds_whose_emulated_steps_were_late_are_counted_and_not_judged() -> N
     unsplit = [values(2.0, 100.0), values(2.0, 100.0)]
     results = {"c1": {"unsplit": unsplit, "split": [late, kept]}}
     assert all(figure.samples == (2.0,) for figure in figures_of(results))
-    assert "later than 5%, not judged: 1." in markdown(results)
+    assert "later than 5%, not judged: 1." in markdown(results, {})

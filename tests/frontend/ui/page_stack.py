@@ -33,6 +33,7 @@ class StatusWorker(FakeWorker):
     """A worker that reports its status, and takes another role."""
 
     role: WorkerRole = "decode"
+    load: tuple[int, int, int] = (3, 1, 40)  # requests that run, that wait; tokens that wait
     num_asked: int = 0
     is_frozen: bool = False
     refusal: TandemError | None = None
@@ -52,7 +53,7 @@ class StatusWorker(FakeWorker):
         if self.is_frozen:
             await context.cancelled()
             context.raise_if_done()
-        load = LoadReport(self.instance_id, "epoch", self.role, 3, 1, 40, 100, 60, 10)
+        load = LoadReport(self.instance_id, "epoch", self.role, *self.load, 100, 60, 10)
         answer.send(encode(WorkerStatus(self.instance(), "serving", load, self.details)))
 
     async def _change_role(

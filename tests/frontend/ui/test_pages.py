@@ -96,6 +96,20 @@ async def test_a_state_has_workers_queue_thresholds_placements_and_handoffs(page
     assert ttft["num"] == 1 and ttft["target_ms"] == 0.001 and ttft["p95_ms"] > 0.001
 
 
+async def test_a_prefill_worker_that_idles_while_prompts_wait_is_told_with_the_cause(
+    page: Stack,
+) -> None:
+    page.worker.details["prompts.local.slower"] = 7
+    async with states(page) as found:
+        assert (await anext(found))["idle_prefill"] == []
+        idle = await page.add_worker(
+            StatusWorker, endpoint="tandem.prefill.generate", role="prefill", load=(0, 0, 0)
+        )
+        [told] = (await first_with(found, lambda each: bool(each["idle_prefill"])))["idle_prefill"]
+    assert told["decode_instance"] == page.worker.instance_id != idle.instance_id
+    assert (told["num_idle"], told["cause"], told["num_local"]) == (1, "slower", 7)
+
+
 async def test_a_worker_that_stops_answering_is_stopped_and_one_that_leaves_is_too(
     page: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:

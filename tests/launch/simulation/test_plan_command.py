@@ -33,6 +33,8 @@ def test_layouts_are_shown_side_by_side_and_progress_goes_to_standard_error(
     for name in ("unsplit", "1P 2D", "2P 1D", "workers"):
         assert sum(line.startswith(name) for line in output.splitlines()) == 1
         assert f", {name}: 1 requests" in errors
+        assert f"places of prompts with {name}, the commonest reasons:" in output
+    assert "x local: policy always_local" in output and "x remote: " in output
     assert "plan: " in errors and "plan: " not in output
 
 
@@ -53,6 +55,7 @@ def test_the_best_layout_is_written_for_tandem_serve(
     assert 0 < most <= best["requests_per_s"] * 1.01
     assert best["goodput_per_s"] >= 0.99 * most
     assert all(len(each["utilization"]) == 2 for each in found["layouts"])
+    assert all(0 < len(each["reasons"]) <= 3 for each in found["layouts"])
     topology = parse_topology(file)
     assert topology.description.startswith(found["best"])
     settings = {setting.key: setting.value for setting in topology.settings}
