@@ -13,7 +13,7 @@ from tandem.decode.admission import (
     with_targets,
     without_room,
 )
-from tandem.decode.config import DisaggConfig
+from tandem.decode.config import DisaggConfig, Policy
 from tandem.decode.explanations import Explanations
 from tandem.decode.handoff import RemotePrefill
 from tandem.decode.handoffs import RemotePrefills
@@ -49,13 +49,14 @@ from tandem.runtime.explain_messages import EXPLAIN_ENDPOINT
 from tandem.runtime.messages import ModelFiles, encode
 from tandem.runtime.model_files import MODEL_FILES_ENDPOINT
 from tandem.runtime.plane.server import Responder
-from tandem.runtime.tasks import keep_running
+from tandem.runtime.tasks import ends_within, keep_running
 from tandem.worker.role import Details
 from tandem.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S = 0.25  # between looks at the depth of the queue and at the own load
+LOOK_INTERVAL_S = 0.25  # between looks at the queue while prompts may go there or jobs wait
+IDLE_LOOK_INTERVAL_S = 2.0  # between these at other times
 
 
 class DecodeRole:
@@ -79,6 +80,8 @@ class DecodeRole:
         self.active: dict[str, ActiveRequest] = {}
         self._explanations = Explanations(self.node.instance_id, self.active)
         self._unplaced: dict[str, int] = {}  # tokens of those whose prompt has no place yet
+        self._needs_look = asyncio.Event()  # the depth of the queue may decide from now on
+        self._handoffs = (0, 0)  # open ones and all so far, at the last load
         self._is_draining = False
         self._rng = random.Random()
         self._card_key = ""
@@ -97,7 +100,7 @@ class DecodeRole:
         node.server.register(MODEL_FILES_ENDPOINT, self._send_model_files)
         node.server.register("kv_snapshot", self._send_kv_snapshot)
         node.server.register(EXPLAIN_ENDPOINT, self._explanations.send)
-        stack.callback(keep_running("the look at queue and load", self._look_around).cancel)
+        stack.callback(keep_running("the look at the queue", self._look_around).cancel)
 
     async def take_up(self) -> None:
         """Publish the model, and accept requests."""
@@ -210,6 +213,8 @@ class DecodeRole:
             await asyncio.sleep(0)
         self.active[request_id] = active
         self._unplaced[request_id] = active.seq.num_tokens
+        if not self._needs_look.is_set() and self._may_use_queue():
+            self._needs_look.set()
         self._worker.own_prompts.add(request_id, active.seq.num_tokens)
         forget = context.on_cancel(
             lambda: active.fail(context.error() or InternalError("cancelled without a reason"))
@@ -350,14 +355,29 @@ class DecodeRole:
         except AssertionError:
             logger.exception("an invariant of the handoffs is broken")
 
-    async def _look_around(self) -> None:
-        """Keep the view of the queue fresh, check the handoffs, and record the load."""
-        await self.prefill_view.look_at_queue()
-        was_idle = self.remote.num_open == 0
-        load = await self._worker.load()
-        self._check_handoffs(load, is_idle=was_idle and self.remote.num_open == 0)
+    def loaded(self, load: LoadStats) -> None:
+        """Record the load, and check the handoffs."""
+        before, self._handoffs = (
+            self._handoffs,
+            (self.remote.num_open, self.prefill_view.num_reserved),
+        )
+        # None was open when the load was measured, if none is, none was, and none began meanwhile.
+        self._check_handoffs(load, is_idle=self._handoffs == before and self.remote.num_open == 0)
         self.metrics.loaded(load)
         self.metrics.targets(self.thresholds.current)
         self.metrics.excluded(len(self.remote.excluded()))
+
+    async def _look_around(self) -> None:
+        """Keep the view of the queue fresh, and let frontends see that they have all events."""
+        self._needs_look.clear()
+        await self.prefill_view.look_at_queue()
         self._cache.beat()
         await asyncio.sleep(LOOK_INTERVAL_S)
+        if not self._may_use_queue():
+            await ends_within(self._needs_look.wait(), IDLE_LOOK_INTERVAL_S - LOOK_INTERVAL_S)
+
+    def _may_use_queue(self) -> bool:
+        """Return True while the depth of the queue decides where a prompt is computed."""
+        if self.remote.num_open or self.prefill_view.queue_depth.num_jobs:
+            return True
+        return bool(self.active) and self.thresholds.current.policy is not Policy.ALWAYS_LOCAL

@@ -27,7 +27,6 @@ from tandem.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S = 0.25  # between looks at the own load
 RETRY_S = 0.5  # after an unexpected error
 CONNECT_RETRY_S = 5.0  # after a decode worker could not be connected to, or measured
 GIVE_BACK_DELAY_S = 0.01  # so that another worker gets the ticket
@@ -61,7 +60,6 @@ class PrefillRole:
         await self._watch_peers(stack)
         stack.push_async_callback(self._jobs.end, "the prefill worker stopped")
         stack.push_async_callback(self._stop_receiving)
-        stack.callback(keep_running("the look at the load", self._look_around).cancel)
 
     async def take_up(self) -> None:
         """Begin to pull tickets."""
@@ -226,6 +224,9 @@ class PrefillRole:
 
     # ---- state --------------------------------------------------------------------------------
 
+    def loaded(self, load: LoadStats) -> None:
+        self.metrics.loaded(load)
+
     def details(self, load: LoadStats) -> Details:
         """Return lines of `tandem status`."""
         return {
@@ -233,7 +234,3 @@ class PrefillRole:
             "num_job_tokens": self._jobs.num_tokens,
             "num_peers": len(self._group.links),
         }
-
-    async def _look_around(self) -> None:
-        self.metrics.loaded(await self._worker.load())
-        await asyncio.sleep(LOOK_INTERVAL_S)

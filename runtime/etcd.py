@@ -20,7 +20,7 @@ from tandem.runtime.tls import read_files
 logger = logging.getLogger(__name__)
 
 _MAX_BACKOFF_S = 1.0
-_CHECK_INTERVAL_S = 1.0  # between checks that the own keys are there
+_CHECK_INTERVAL_S = 3.0  # between checks that the own keys are there
 
 
 class EtcdDiscovery:

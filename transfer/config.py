@@ -26,9 +26,9 @@ class TransferConfig(BaseModel):
         "(us)",
     )
     poll_idle_ms: float = Field(
-        20.0,
+        250.0,
         gt=0,
-        description="time between polls otherwise; each takes 0.1 ms from the engine (ms)",
+        description="time between polls otherwise, for peers that come (ms)",
     )
     write_timeout_s: float = Field(
         2.0, gt=0, description="longest write; at most lease_margin_ms + grace_ms (s)"

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from tandem.engine.outputs import LoadStats
 from tandem.runtime.tasks import ends_within
 
-INTERVAL_S = 0.25  # between reports, unless prompts come or go
+INTERVAL_S = 0.25  # between reports of an engine that computes, unless prompts come or go
+HEARTBEAT_S = 0.5  # between reports of one that does not
 MIN_INTERVAL_S = 0.02
 LONG_TOKENS = 512  # of a prompt that delays others noticeably
 
@@ -52,17 +53,24 @@ class LoadReports:
         prompts: OwnPrompts,
         load: Callable[[], Awaitable[LoadStats]],
         send: Callable[[LoadStats], None],
+        progress: Callable[[], tuple[int, bool]],  # of the engine, as in EngineLoop
     ) -> None:
         self._prompts, self._load, self._send = prompts, load, send
+        self._progress = progress
         self._last: LoadStats | None = None
         self._num_tokens = 0  # of `prompts`, when the last load was asked for
 
     async def send_next(self) -> None:
         """Send one report, and wait until the next is due."""
+        reported, _ = self._progress()
         await self._send_one()
         await asyncio.sleep(MIN_INTERVAL_S)
-        await ends_within(self._prompts.changed.wait(), INTERVAL_S - MIN_INTERVAL_S)
-        self._prompts.changed.clear()
+        changed = self._prompts.changed
+        if not await ends_within(changed.wait(), INTERVAL_S - MIN_INTERVAL_S):
+            num_steps, is_busy = self._progress()
+            if num_steps == reported and not is_busy:
+                await ends_within(changed.wait(), HEARTBEAT_S - INTERVAL_S)
+        changed.clear()
 
     async def _send_one(self) -> None:
         asked_at, num_sent = self._prompts.num_tokens, self._num_tokens

@@ -38,6 +38,10 @@ class Role(Protocol):
         """Take the outputs of one step; those of unknown requests are not this role's."""
         ...
 
+    def loaded(self, load: LoadStats) -> None:
+        """Record the engine's load, which was measured just now."""
+        ...
+
     def details(self, load: LoadStats) -> Details:
         """Return lines of `tandem status`."""
         ...

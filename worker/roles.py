@@ -55,6 +55,11 @@ class Roles:
         for name in self._started:
             self._known[name].on_outputs(outputs)
 
+    def loaded(self, load: LoadStats) -> None:
+        """Give the engine's load to every role that has begun."""
+        for name in self._started:
+            self._known[name].loaded(load)
+
     def details(self, load: LoadStats) -> Details:
         """Return the lines of `tandem status` of the roles that the worker has now."""
         found: Details = {}

@@ -156,7 +156,9 @@ class Worker:
         node.server.register("control", Controls(self.loop, node.instance_id).serve)
         stack.push_async_callback(self.roles.close)
         await self.roles.begin(roles)
-        reports = LoadReports(self.own_prompts, self._measured_load, self._send_load)
+        reports = LoadReports(
+            self.own_prompts, self._measured_load, self._send_load, lambda: self.loop.progress
+        )
         stack.callback(keep_running("the report of the load", reports.send_next).cancel)
         logger.info("%s worker %s serves %s", self.role, node.instance_id, node.model)
 
@@ -247,6 +249,7 @@ class Worker:
     async def _measured_load(self) -> LoadStats:
         self.last_load = load = await self.load()
         self._metrics.loaded(load)
+        self.roles.loaded(load)
         return load
 
     def _send_load(self, load: LoadStats) -> None:

@@ -34,6 +34,8 @@ STOP_TIMEOUT_S = 5.0
 START_ATTEMPTS = 3  # a free port may be taken before the server listens on it
 CONNECT_RETRY_S = 0.01
 VERSION_TIMEOUT_S = 10.0
+# Threads of Go that look for work where there is hardly any use more CPU than the work.
+ENVIRONMENT = {"GOMAXPROCS": "1"}
 MAX_SOCKET_PATH_BYTES = 107  # of `sockaddr_un`, without its end mark
 SHORT_PLACES = ("/tmp", "/var/tmp", "/dev/shm")
 
@@ -136,7 +138,8 @@ class LocalServer(ABC):
         if self._store is None:
             self._store = Path(tempfile.mkdtemp(prefix=f"{self.name}-store-", dir=self._dir))
         command, folder = self._command(self._store.resolve()), self._working_folder()
-        self._child = await ChildProcess.start(command, self.log_path, cwd=folder)
+        environment = ENVIRONMENT | os.environ
+        self._child = await ChildProcess.start(command, self.log_path, env=environment, cwd=folder)
         ready = asyncio.create_task(self._wait_ready())
         exited = asyncio.create_task(self._child.wait())
         try:
@@ -237,7 +240,8 @@ class LocalEtcd(LocalServer):
             *("--listen-peer-urls", peer_url, "--initial-advertise-peer-urls", peer_url),
             *("--initial-cluster", f"tandem={peer_url}"),
             # the store is removed at the end: it need not survive a power cut
-            *("--unsafe-no-fsync", "--log-level", "warn", "--log-outputs", "stderr"),
+            *("--unsafe-no-fsync", "--backend-batch-interval", "1s"),
+            *("--log-level", "warn", "--log-outputs", "stderr"),
         ]
 
     async def _is_ready(self) -> bool:

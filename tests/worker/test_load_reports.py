@@ -1,0 +1,85 @@
+"""Load reports come by need: at once for prompts, often while the engine computes, else rarely."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from tandem.engine.outputs import LoadStats
+from tandem.runtime.tasks import cancel, keep_running
+from tandem.worker import load_reports
+from tandem.worker.load_reports import LONG_TOKENS, LoadReports, OwnPrompts
+from tests.services import eventually
+
+NEVER_S = 3600.0
+IDLE = LoadStats(
+    0,
+    num_running=0,
+    num_waiting=0,
+    num_remote=0,
+    num_blocks=8,
+    num_free_blocks=8,
+    num_cached_blocks=0,
+    num_quarantined_blocks=0,
+    num_preemptions=0,
+)
+
+
+@dataclass
+class Reporting:
+    """Reports of an engine that has made `num_steps` steps."""
+
+    prompts: OwnPrompts = field(default_factory=OwnPrompts)
+    num_steps: int = 0
+    is_busy: bool = False
+    sent: list[LoadStats] = field(default_factory=list)
+
+    async def __aenter__(self) -> "Reporting":
+        reports = LoadReports(self.prompts, self.load, self.sent.append, self.progress)
+        self.task = keep_running("reports", reports.send_next)
+        await self.has_sent(1)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await cancel(self.task)
+
+    async def load(self) -> LoadStats:
+        return IDLE
+
+    def progress(self) -> tuple[int, bool]:
+        return self.num_steps, self.is_busy
+
+    async def has_sent(self, number: int) -> None:
+        await eventually(lambda: len(self.sent) >= number)
+
+
+@pytest.fixture(autouse=True)
+def no_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_reports, "HEARTBEAT_S", NEVER_S)
+    monkeypatch.setattr(load_reports, "INTERVAL_S", 0.03)
+
+
+async def test_an_engine_that_computes_is_reported_often() -> None:
+    async with Reporting(is_busy=True) as reporting:
+        await reporting.has_sent(4)
+
+
+async def test_an_engine_without_work_is_reported_at_its_first_prompt_and_at_long_ones() -> None:
+    async with Reporting() as reporting:
+        await asyncio.sleep(0.1)  # longer than the interval of an engine that computes
+        assert len(reporting.sent) == 1
+        reporting.prompts.add("first", 1)
+        await reporting.has_sent(2)
+        reporting.prompts.add("long", LONG_TOKENS)
+        await reporting.has_sent(3)
+        reporting.prompts.discard("first")
+        reporting.prompts.discard("long")
+        await reporting.has_sent(4)
+
+
+async def test_heartbeats_tell_that_a_worker_without_work_lives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(load_reports, "HEARTBEAT_S", 0.05)
+    async with Reporting() as reporting:
+        await reporting.has_sent(4)
