@@ -13,6 +13,7 @@ from tandem.engine.model_runner import ModelRunner
 from tandem.engine.schedule.sequence import Sequence as EngineSequence
 from tandem.models.paths import BUNDLED_MODEL
 from tandem.runtime.messages import SamplingParams, StopConditions
+from tandem.worker.kernel_builds import listen_to_builds
 
 Answers = list[list[int]]
 
@@ -76,21 +77,16 @@ def _engine(setting: Setting, **options: Any) -> Engine:
 
 @contextlib.contextmanager
 def _counting_builds(setting: Setting) -> Iterator[list[str]]:
-    """Yield a list to which the body's builds of kernels add their names."""
+    """Yield a list to which the body's builds of kernels are added."""
     built: list[str] = []
     if setting.is_dry:  # there may be no Triton, and kernels in C
         yield built
         return
-    import triton
-
-    def on_build(*, fn: Any, **_: object) -> None:
-        built.append(fn.name)
-
-    triton.knobs.runtime.jit_post_compile_hook = on_build
+    listen_to_builds(built.append)
     try:
         yield built
     finally:
-        triton.knobs.runtime.jit_post_compile_hook = None
+        listen_to_builds(None)
 
 
 def _prompts(count: int, longest: int) -> Answers:

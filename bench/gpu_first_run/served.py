@@ -41,7 +41,7 @@ def run(setting: Setting) -> Iterator[Figure]:
     yield Figure(
         "served_remote", "share of remote prefills", "", (share,), at_least(0.9), notes=reasons
     )
-    builds = re.findall(r"kernel \S+ was built while serving", logs)
+    builds = re.findall(r"while serving, kernel (.*)", logs)
     notes = tuple(sorted({*builds}))
     yield counted("served_builds", "kernels built while serving", len(builds), notes=notes)
     warnings = [line for line in logs.splitlines() if re.search(r"\b(WARNING|ERROR)\b", line)]

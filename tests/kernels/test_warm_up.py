@@ -207,4 +207,49 @@ def test_a_worker_counts_and_logs_the_kernels_built_while_it_serves(
     done = subprocess.run(
         command, check=True, env=compile_environment, timeout=100, capture_output=True, text=True
     )
-    assert done.stderr.count("kernel _silu_mul_kernel was built while serving") == 1
+    assert done.stderr.count("while serving, kernel _silu_mul_kernel was built in") == 1
+
+
+LISTENED = """
+from triton.backends.nvidia.compiler import CUDABackend
+from triton.compiler import ASTSource
+
+from tandem.bench.kernels import compile
+from tandem.bench.kernels.build_cases import build_cases
+from tandem.worker.kernel_builds import listen_to_builds
+
+
+class Module(str):
+    def create_location_snapshot(self, path):
+        pass
+
+
+def no_code(module, metadata):
+    metadata.update(name="", shared=0)
+    return b""
+
+
+def add_stages(self, stages, options, language, *_):
+    stages["ttir"] = stages["ttgir"] = lambda module, metadata: module
+    stages["cubin"] = no_code
+
+
+# All of a launch but the compiler itself, which would take minutes.
+ASTSource.make_ir = lambda *_, **__: Module()
+CUDABackend.add_stages = add_stages
+compile._read = lambda build, arch: build.hash
+lines, builds = [], set()
+listen_to_builds(lines.append)
+for case in build_cases(90):
+    with compile.compiling(90) as compiled:
+        case.launch()
+    builds.update(compiled)
+assert len(lines) >= len(builds) > 100, (len(lines), len(builds))
+listen_to_builds(None)
+"""
+
+
+def test_no_launch_of_serving_fails_because_its_build_is_listened_to(
+    compile_environment: dict[str, str],
+) -> None:
+    subprocess.run([sys.executable, "-c", LISTENED], check=True, env=compile_environment)
