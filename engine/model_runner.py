@@ -165,7 +165,12 @@ class ModelRunner:
             recorder = CudaRecorder(self._stream)
         assert config.max_num_batched_tokens is not None
         sizes = batch_sizes(min(config.max_num_seqs, config.max_num_batched_tokens))
-        return DecodeGraphs(self._steps, sizes, recorder)
+        try:
+            with noticing_device_loss(self._device):
+                return DecodeGraphs(self._steps, sizes, recorder)
+        except RuntimeError as error:  # of torch: a worker without graphs is slower, and serves
+            logger.warning("decode steps are not recorded, and start slower: %s", error)
+            return None
 
     @torch.inference_mode()
     def launch(
