@@ -18,6 +18,7 @@ from tandem.engine.memory.kv_cache import (
     most_useful_blocks,
     num_blocks_within,
 )
+from tandem.engine.memory.prebuild import prebuild
 from tandem.engine.memory.profile import StepProfile
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.decoder import Model
@@ -124,10 +125,12 @@ class ModelRunner:
             longest = choose_max_model_len(config, model_config, num_blocks, config.block_size)
             model = make_model(longest)
             if device.type == "cuda":
+                self._prebuild(weights, kernels, longest)
                 self._profile(model, kernels, longest).warm_up()
         else:
             longest = config.max_model_len or model_config.max_position_embeddings
             model = make_model(longest)
+            self._prebuild(weights, kernels, longest)
             num_blocks = self._num_blocks_beside_steps(model, kernels, longest)
             longest = choose_max_model_len(config, model_config, num_blocks, config.block_size)
         self.config = config.model_copy(update={"num_blocks": num_blocks, "max_model_len": longest})
@@ -135,6 +138,15 @@ class ModelRunner:
         self._steps = ModelSteps(
             config, model_config, model, kernels, longest, self.kv_cache.tensor
         )
+
+    def _prebuild(self, weights: ModelWeights | None, kernels: Kernels, longest: int) -> None:
+        """Build a native model's kernels; the warm-up builds those of transformers' code."""
+        if weights is None or self.config.kernels != "triton":
+            return
+        try:
+            prebuild(self.config, self.model_config, weights, kernels, longest)
+        except Exception:
+            logger.exception("kernels could not be built beside one another")
 
     def _num_blocks_beside_steps(self, model: AnyModel, kernels: Kernels, longest: int) -> int:
         """Return how many blocks fit a GPU beside the largest steps, by running those."""
