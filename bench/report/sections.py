@@ -4,12 +4,11 @@ The figures of a section that failed, hung or was killed are kept, and the other
 """
 
 import dataclasses
-import inspect
 import pkgutil
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from tandem.bench.report.options import option
 from tandem.bench.report.process import (
     UnderLoad,
     gpu_state,
-    print_lines,
+    printing_lines,
     run_bounded,
     watching_gpu,
 )
@@ -38,7 +37,8 @@ DRY_PATIENCE = 4.0  # times the limit of a section, for a machine that does othe
 class Section:
     """A part of a run in a process of its own.
 
-    `entry` is "module:function"; the function takes a Setting and yields or awaits figures.
+    `entry` is "module:function"; the function takes a Setting and yields figures, also as a
+    coroutine does.
     """
 
     name: str
@@ -95,7 +95,7 @@ def run_sections(program: SectionProgram, options: SectionOptions) -> int:
             say(f"error: {name!r} is not one of the sections {', '.join(known)}")
             return 2
     if options.section:
-        print_lines(_measure_here(program, options))
+        _measure_here(program, options)
         return 0
     started_at, before = utc_now(), gpu_state(gpu_id(options.device))
     output = options.output or results_path(gpu_name(options.device), program.results)
@@ -219,18 +219,26 @@ def in_own_process(
     return found, "", log
 
 
-def _measure_here(program: SectionProgram, options: SectionOptions) -> Iterator[Figure]:
-    """Measure one section in this process."""
+def _measure_here(program: SectionProgram, options: SectionOptions) -> None:
+    """Measure one section in this process; print each figure as it comes."""
     setting = setting_for(options.device)
     if options.once:
         setting = setting.once(program.once_rounds)
     (section,) = (each for each in program.sections if each.name == options.section)
     found = pkgutil.resolve_name(section.entry)(setting)
-    if inspect.iscoroutine(found):
-        import uvloop  # kernels are measured on machines without it
+    with printing_lines() as print_figure:
+        if isinstance(found, AsyncIterator):
+            import uvloop  # kernels are measured on machines without it
 
-        found = uvloop.run(found)
-    yield from found
+            uvloop.run(_print_all(found, print_figure))
+        else:
+            for figure in found:
+                print_figure(figure)
+
+
+async def _print_all(found: AsyncIterator[Figure], print_figure: Callable[[Figure], None]) -> None:
+    async for figure in found:
+        print_figure(figure)
 
 
 def _print_run(options: SectionOptions, findings: Findings) -> None:

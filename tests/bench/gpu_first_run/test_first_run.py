@@ -6,6 +6,8 @@ import pytest
 
 from tandem.bench.gpu_first_run.__main__ import PROGRAM, main
 from tandem.bench.gpu_first_run.smoke import measured
+from tandem.bench.gpu_first_run.transfers import _under_way
+from tandem.bench.report.setting import setting_for
 
 
 @pytest.mark.slow
@@ -46,3 +48,10 @@ def test_a_kernel_with_one_wrong_shape_fails_and_names_it() -> None:
     found = measured(iter(errors))
     assert found.failure == "2 of 3 shapes are wrong: over: 3 over 1; no number: nan over 1"
     assert measured(iter(errors[:1])).failure == ""
+
+
+def test_a_late_write_of_which_none_was_under_way_has_shown_nothing() -> None:
+    on_a_gpu, dry = setting_for("cuda:0"), setting_for("cpu")
+    assert "is required" in _under_way(on_a_gpu, "torn", 0, 4).failure
+    assert not _under_way(on_a_gpu, "torn", 1, 4).failure
+    assert not _under_way(dry, "torn", 0, 4).failure
