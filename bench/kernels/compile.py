@@ -69,7 +69,7 @@ class Launch:
     spilled_words: int  # per thread
 
 
-class _Chip:
+class AbsentChip:
     """A driver of a GPU that is not there; Triton needs from it the chip to compile for."""
 
     def __init__(self, arch: int) -> None:
@@ -100,7 +100,7 @@ def compiling(arch: int) -> Iterator[list[CompiledKernel]]:
         compiled.append(_read(build, arch))
         return build
 
-    driver.set_active(_Chip(arch))
+    driver.set_active(AbsentChip(arch))
     try:
         with running_kernels_by(compile_only):
             yield compiled

@@ -304,7 +304,7 @@ from tandem.engine.models.config import load_model_config
 from tandem.engine.models.weights import empty_weights
 from tandem.models.paths import BUNDLED_MODEL
 
-driver.set_active(compile._Chip(90))
+driver.set_active(compile.AbsentChip(90))
 config = EngineConfig(
     model=str(BUNDLED_MODEL), device="cuda:0", dtype="bfloat16", block_size=64, num_blocks=2048,
     max_num_batched_tokens=2048, kernels="triton",
