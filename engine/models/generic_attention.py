@@ -162,11 +162,12 @@ def pack_experts(module: Any, kernels: Kernels) -> bool:
     gate, up = gate_up.chunk(2, dim=-1)
     if not torch.allclose(module._apply_gate(gate_up), F.silu(gate) * up):
         return False
-    biases = [
-        getattr(module, f"{name}_bias").data if module.has_bias else None
-        for name in ("gate_up_proj", "down_proj")
-    ]
-    weights = ExpertWeights(module.gate_up_proj.data, module.down_proj.data, *biases)
+    weights = ExpertWeights(
+        module.gate_up_proj.data,
+        module.down_proj.data,
+        module.gate_up_proj_bias.data if module.has_bias else None,
+        module.down_proj_bias.data if module.has_bias else None,
+    )
     module.__dict__[_PACKED] = kernels.pack_experts(weights)
     return True
 
