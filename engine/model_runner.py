@@ -19,6 +19,7 @@ from tandem.engine.memory.kv_cache import (
     most_useful_blocks,
     num_blocks_within,
 )
+from tandem.engine.memory.prebuild import prebuild
 from tandem.engine.memory.profile import StepProfile
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.decoder import Model
@@ -128,11 +129,13 @@ class ModelRunner:
             profile = self._profile(model, kernels, longest)
             profile.try_one()
             if device.type == "cuda":
+                self._prebuild(weights, kernels, longest)
                 profile.warm_up()
             del profile
         else:
             longest = config.max_model_len or model_config.max_position_embeddings
             model = make_model(longest)
+            self._prebuild(weights, kernels, longest)
             num_blocks = self._num_blocks_beside_steps(model, kernels, longest)
             longest = choose_max_model_len(config, model_config, num_blocks, config.block_size)
         self.config = config.model_copy(update={"num_blocks": num_blocks, "max_model_len": longest})
@@ -140,6 +143,15 @@ class ModelRunner:
         self._steps = ModelSteps(
             config, model_config, model, kernels, longest, self.kv_cache.tensor
         )
+
+    def _prebuild(self, weights: ModelWeights | None, kernels: Kernels, longest: int) -> None:
+        """Build a native model's kernels; the warm-up builds those of transformers' code."""
+        if weights is None or self.config.kernels != "triton":
+            return
+        try:
+            prebuild(self.config, self.model_config, weights, kernels, longest)
+        except Exception:
+            logger.exception("kernels could not be built beside one another")
 
     def _num_blocks_beside_steps(self, model: AnyModel, kernels: Kernels, longest: int) -> int:
         """Return how many blocks fit a GPU beside the largest steps, by running those."""
@@ -171,7 +183,12 @@ class ModelRunner:
             recorder = CudaRecorder(self._stream)
         assert config.max_num_batched_tokens is not None
         sizes = batch_sizes(min(config.max_num_seqs, config.max_num_batched_tokens))
-        return DecodeGraphs(self._steps, sizes, recorder)
+        try:
+            with noticing_device_loss(self._device):
+                return DecodeGraphs(self._steps, sizes, recorder)
+        except RuntimeError as error:  # of torch: a worker without graphs is slower, and serves
+            logger.warning("decode steps are not recorded, and start slower: %s", error)
+            return None
 
     @torch.inference_mode()
     def launch(

@@ -22,7 +22,7 @@ import torch
 
 from tandem.runtime.clock import wall_seconds
 from tandem.runtime.cluster_messages import RankMetadata
-from tandem.runtime.errors import TransferError
+from tandem.runtime.errors import TandemError, TransferError
 from tandem.transfer.backends import open_transport
 from tandem.transfer.checksum import checksum_steps, part_checksums
 from tandem.transfer.config import TransferConfig
@@ -213,15 +213,23 @@ class TransferAgent:
     def _submit(
         self, fn: Callable[[TransferReactor], Steps | None], future: asyncio.Future[Any]
     ) -> None:
-        """Queue `fn`, or the steps that it returns; an exception of either is set on `future`."""
+        """Queue `fn`, or the steps that it returns; an exception of either is set on `future`.
+
+        Any but this project's own becomes a TransferError, which every caller expects: a GPU
+        raises others, as when its memory runs out. Nothing is posted by then.
+        """
 
         def command() -> Steps:
             assert self._reactor is not None
             try:
                 if (steps := fn(self._reactor)) is not None:
                     yield from steps
-            except Exception as exc:
+            except TandemError as exc:
                 self._resolve(future, exc)
+            except Exception as exc:
+                logger.exception("transfer agent %s", self._name)
+                error = TransferError(f"transfer agent {self._name}: {type(exc).__name__}: {exc}")
+                self._resolve(future, error)
 
         with self._wake:
             if self._thread is None or self._stopping:

@@ -2,7 +2,7 @@
 
 import contextlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tandem.bench.report.figures import Figure, counted
@@ -13,33 +13,50 @@ from tandem.engine.model_runner import ModelRunner
 from tandem.engine.schedule.sequence import Sequence as EngineSequence
 from tandem.models.paths import BUNDLED_MODEL
 from tandem.runtime.messages import SamplingParams, StopConditions
+from tandem.worker.kernel_builds import listen_to_builds
 
 Answers = list[list[int]]
 
 
+Variants = Mapping[str, Mapping[str, bool]]
+EAGER = {"cuda_graphs": False, "overlap": False}
+VARIANTS: Variants = {
+    "graphs_and_overlap": {},
+    "fused_products_and_dependent_launches": {"deterministic": True, "dependent_launch": True},
+}
+ALL_VARIANTS: Variants = {
+    "graphs": {"overlap": False},
+    "dependent_launches": {"dependent_launch": True},
+    "cascade_attention": {"cascade_attention": True},  # no blocks are shared here
+    "fused_products": {"deterministic": True},
+}
+
+
 def graphs(setting: Setting) -> Iterator[Figure]:
-    """Compare eager steps with graphs, with overlap, and with kernels that begin early."""
+    """Compare eager steps with graphs, overlap, fused products and kernels that begin early."""
+    yield from _compare(setting, VARIANTS)
+
+
+def all_graphs(setting: Setting) -> Iterator[Figure]:
+    """Compare eager steps with those of each option alone."""
+    yield from _compare(setting, ALL_VARIANTS)
+
+
+def _compare(setting: Setting, variants: Variants) -> Iterator[Figure]:
     prompts = _prompts(setting.size(32, 3), setting.size(300, 20))
     num_tokens = setting.size(200, 5)
-    plain = {"cuda_graphs": False, "overlap": False}
-    eager = {
-        is_fused: _generate(_engine(setting, **plain, deterministic=is_fused), prompts, num_tokens)
-        for is_fused in (False, True)
-    }
-    for name, options in {
-        "graphs": {"overlap": False},
-        "graphs_and_overlap": {},
-        "dependent_launches": {"dependent_launch": True},
-        "cascade_attention": {"cascade_attention": True},  # no blocks are shared here
-        "fused_products": {"deterministic": True},
-        "fused_products_and_dependent_launches": {"deterministic": True, "dependent_launch": True},
-    }.items():
+    eager: dict[bool, Answers] = {}
+    for name, options in variants.items():
+        is_fused = "deterministic" in options
+        if is_fused not in eager:
+            engine = _engine(setting, **EAGER, deterministic=is_fused)
+            eager[is_fused] = _generate(engine, prompts, num_tokens)
+            del engine
         engine = _engine(setting, **options)
         with _counting_builds(setting) as built:
             answers = _generate(engine, prompts, num_tokens)
-        yield _different(
-            name, f"answers by {name.replace('_', ' ')}", answers, eager["deterministic" in options]
-        )
+        label = f"answers by {name.replace('_', ' ')}"
+        yield _different(name, label, answers, eager[is_fused], is_judged=is_fused)
         label = "kernels built while serving"
         yield counted(f"{name}_builds", label, len(built), notes=tuple(built))
         del engine
@@ -76,21 +93,16 @@ def _engine(setting: Setting, **options: Any) -> Engine:
 
 @contextlib.contextmanager
 def _counting_builds(setting: Setting) -> Iterator[list[str]]:
-    """Yield a list to which the body's builds of kernels add their names."""
+    """Yield a list to which the body's builds of kernels are added."""
     built: list[str] = []
     if setting.is_dry:  # there may be no Triton, and kernels in C
         yield built
         return
-    import triton
-
-    def on_build(*, fn: Any, **_: object) -> None:
-        built.append(fn.name)
-
-    triton.knobs.runtime.jit_post_compile_hook = on_build
+    listen_to_builds(built.append)
     try:
         yield built
     finally:
-        triton.knobs.runtime.jit_post_compile_hook = None
+        listen_to_builds(None)
 
 
 def _prompts(count: int, longest: int) -> Answers:

@@ -1,13 +1,14 @@
 """Every kernel once, against its reference implementation, over the shapes that serving can have.
 
-Each kernel has a process of its own, so that one that hangs or faults costs no other:
-`python -m tandem.bench.gpu_first_run.smoke KERNEL DEVICE [tiny]` prints its figure as JSON.
+Each kernel has a process of its own, those of attention one per head dim, so that one that hangs
+or faults costs no other:
+`python -m tandem.bench.gpu_first_run.smoke KERNEL DEVICE PART` prints its figure as JSON.
 """
 
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from itertools import product
 
@@ -16,16 +17,15 @@ import torch
 
 from tandem.bench.kernels.cases import ERROR_BOUNDS, Case, mismatch, relative_error
 from tandem.bench.report.figures import Figure, at_most
-from tandem.bench.report.process import run_bounded
+from tandem.bench.report.process import Ended, run_bounded
 from tandem.bench.report.sections import MAX_REASON
 from tandem.bench.report.setting import Setting, setting_for
 from tandem.engine.models.rope import rope_table
 from tandem.engine.models.rope_config import RopeConfig
 
 MODULE = "tandem.bench.gpu_first_run.smoke"
-TIMEOUT_S = 25.0
-INTERPRETED_TIMEOUT_S = 100.0
-NUM_PROCESSES = 8
+TIMEOUT_S = 55.0
+NUM_PROCESSES = 14
 EPS = 1e-6
 LENGTHS = (1, 63, 64, 65, 1000, 8192)
 TINY_LENGTHS = (1, 17, 33)
@@ -33,15 +33,32 @@ HEADS = ((32, 3), (64, 1), (96, 4), (128, 4), (128, 8), (256, 7))  # (head dim, 
 
 Shape = tuple[torch.dtype, int, int, int]  # dtype, head dim, group size, block size
 Errors = Iterator[tuple[str, float, float]]  # label, error, its bound
-Kernel = Callable[[Setting, bool], Errors]
+
+
+class Part(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Some of a kernel's shapes; by default all."""
+
+    is_tiny: bool = False
+    head: int | None = None  # index in HEADS
+    is_usual: bool | None = None  # bfloat16 and blocks of 64 tokens; False: all others
+
+
+Kernel = Callable[[Setting, Part], Errors]
+# By what a figure's name adds, in the order of what serving uses most.
+PARTS = {
+    f"_{others}{HEADS[head][0]}x{HEADS[head][1]}": Part(head=head, is_usual=not others)
+    for others in ("", "others_")
+    for head in range(len(HEADS))
+}
 
 
 def run(setting: Setting) -> Iterator[Figure]:
-    """Yield the largest error of each kernel."""
-    device = str(setting.device)
-    commands = {name: [sys.executable, "-m", MODULE, name, device] for name in KERNELS}
-    timeout_s = INTERPRETED_TIMEOUT_S if setting.is_dry else TIMEOUT_S
-    yield from _each(commands, "smoke", timeout_s)
+    """Yield the largest error of each kernel; of attention's, of each head dim."""
+    if setting.is_dry:  # under the interpreter nothing hangs, and a process costs more than all
+        for name, kernel in KERNELS.items():
+            yield _named(measured(kernel(setting, Part())), f"smoke_{name}")
+        return
+    yield from _each(_commands(str(setting.device), PARTS), "smoke", TIMEOUT_S)
 
 
 def run_sanitized(setting: Setting) -> Iterator[Figure]:
@@ -51,29 +68,49 @@ def run_sanitized(setting: Setting) -> Iterator[Figure]:
         yield Figure("sanitize", "compute-sanitizer", "", notes=("it is not here, or no GPU is",))
         return
     check = [tool, "--tool", "memcheck", "--error-exitcode", "9"]
-    commands = {
-        name: [*check, sys.executable, "-m", MODULE, name, str(setting.device), "tiny"]
-        for name in KERNELS
-    }
+    plain = _commands(str(setting.device), {"": Part(is_tiny=True)})
+    commands = {name: [*check, *command] for name, command in plain.items()}
     yield from _each(commands, "sanitize", 3 * TIMEOUT_S)
 
 
+def _commands(device: str, parts: Mapping[str, Part]) -> dict[str, list[str]]:
+    """Return the commands by names of figures: every kernel's first part, then the next."""
+    is_tiny = any(part.is_tiny for part in parts.values())
+    commands = {
+        name: _command(name, device, Part(is_tiny=is_tiny))
+        for name in KERNELS
+        if name not in BY_HEADS
+    }
+    for suffix, part in parts.items():
+        commands |= {f"{name}{suffix}": _command(name, device, part) for name in BY_HEADS}
+    return commands
+
+
+def _command(kernel: str, device: str, part: Part) -> list[str]:
+    return [sys.executable, "-m", MODULE, kernel, device, msgspec.json.encode(part).decode()]
+
+
 def _each(commands: dict[str, list[str]], section: str, timeout_s: float) -> Iterator[Figure]:
+    """Run the commands, some at once; yield the figure of each as it ends."""
     with ThreadPoolExecutor(NUM_PROCESSES) as pool:
-        ended = pool.map(lambda command: run_bounded(command, timeout_s), commands.values())
-        for name, end in zip(commands, ended, strict=True):
-            figure = Figure(f"{section}_{name}", f"{section}: {name}", "")
-            if end.code:
-                errors = end.errors.strip() or end.output.decode(errors="replace")
-                yield msgspec.structs.replace(
-                    figure, failure=f"exit {end.code}: {errors[-MAX_REASON:]}"
-                )
-            elif end.code is None:
-                yield msgspec.structs.replace(figure, failure=f"took more than {timeout_s:.0f} s")
-            else:
-                last = end.output.splitlines()[-1]
-                found = msgspec.json.decode(last, type=Figure)
-                yield msgspec.structs.replace(found, name=figure.name, label=figure.label)
+        started = {
+            pool.submit(run_bounded, command, timeout_s): name for name, command in commands.items()
+        }
+        for done in as_completed(started):
+            yield _named(_figure_of(done.result(), timeout_s), f"{section}_{started[done]}")
+
+
+def _figure_of(end: Ended, timeout_s: float) -> Figure:
+    if end.code is None:
+        return Figure("", "", "", failure=f"took more than {timeout_s:.0f} s")
+    if end.code:
+        errors = end.errors.strip() or end.output.decode(errors="replace")
+        return Figure("", "", "", failure=f"exit {end.code}: {errors[-MAX_REASON:]}")
+    return msgspec.json.decode(end.output.splitlines()[-1], type=Figure)
+
+
+def _named(figure: Figure, name: str) -> Figure:
+    return msgspec.structs.replace(figure, name=name, label=name.replace("_", " "))
 
 
 def measured(errors: Errors) -> Figure:
@@ -92,15 +129,16 @@ def measured(errors: Errors) -> Figure:
 # ---- attention --------------------------------------------------------------------------------
 
 
-def _shapes(setting: Setting, tiny: bool) -> Iterator[Shape]:
-    if setting.is_dry or tiny:
+def _shapes(setting: Setting, part: Part) -> Iterator[Shape]:
+    if setting.is_dry or part.is_tiny:
         yield setting.dtype, 32, 3, 64
         return
-    for dtype, (head_dim, group), block_size in product(
-        (torch.bfloat16, torch.float16), HEADS, (16, 64, 128)
-    ):
-        yield dtype, head_dim, group, block_size
-    yield torch.float32, 32, 3, 64
+    heads = HEADS if part.head is None else HEADS[part.head : part.head + 1]
+    for dtype, block_size in product((torch.bfloat16, torch.float16), (64, 16, 128)):
+        is_usual = (dtype, block_size) == (torch.bfloat16, 64)
+        if part.is_usual is None or part.is_usual == is_usual:
+            for head_dim, group in heads:
+                yield dtype, head_dim, group, block_size
 
 
 class _Pool:
@@ -127,25 +165,25 @@ class _Pool:
         self.context_lens = torch.tensor(list(lengths), device=device)
 
 
-def _prefill(setting: Setting, tiny: bool) -> Errors:
+def _prefill(setting: Setting, part: Part) -> Errors:
     from tandem.kernels.attention.prefill import prefill_attention
     from tandem.kernels.reference.prefill_attention import prefill_attention as reference
 
-    for shape in _shapes(setting, tiny):
-        yield from _prefill_errors(prefill_attention, reference, shape, setting, tiny)
+    for shape in _shapes(setting, part):
+        yield from _prefill_errors(prefill_attention, reference, shape, setting, part)
 
 
-def _prefill_hopper(setting: Setting, tiny: bool) -> Errors:
+def _prefill_hopper(setting: Setting, part: Part) -> Errors:
     from tandem.kernels.attention.prefill_hopper import offered, prefill_attention_hopper
     from tandem.kernels.reference.prefill_attention import prefill_attention as reference
 
     if setting.is_dry or torch.cuda.get_device_capability(setting.device)[0] != 9:
         yield "not on this chip", 0.0, 1.0
         return
-    shapes = [(torch.bfloat16, 64, 4, 64)] if tiny else _shapes(setting, tiny)
+    shapes = [(torch.bfloat16, 64, 4, 64)] if part.is_tiny else _shapes(setting, part)
     for shape in shapes:
         if offered(shape[1], shape[3], shape[0]):
-            yield from _prefill_errors(prefill_attention_hopper, reference, shape, setting, tiny)
+            yield from _prefill_errors(prefill_attention_hopper, reference, shape, setting, part)
 
 
 def _prefill_errors(
@@ -153,10 +191,10 @@ def _prefill_errors(
     reference: Callable[..., None],
     shape: Shape,
     setting: Setting,
-    tiny: bool,
+    part: Part,
 ) -> Errors:
     dtype, head_dim, group, _ = shape
-    lengths = TINY_LENGTHS if setting.is_dry or tiny else LENGTHS[:5]
+    lengths = TINY_LENGTHS if setting.is_dry or part.is_tiny else LENGTHS[:5]
     pool = _Pool(shape, lengths, setting.device)
     # a whole prompt, the end of one, and so on in turns
     query_lens = [max(1, length - index % 2 * 7) for index, length in enumerate(lengths)]
@@ -169,13 +207,13 @@ def _prefill_errors(
     yield f"{shape}", relative_error(out, expected), ERROR_BOUNDS[dtype]
 
 
-def _decode(setting: Setting, tiny: bool) -> Errors:
+def _decode(setting: Setting, part: Part) -> Errors:
     from tandem.kernels.attention.decode import paged_decode_attention, plan_prefixes
     from tandem.kernels.reference.paged_attention import paged_decode_attention as reference
 
-    for shape in _shapes(setting, tiny):
+    for shape in _shapes(setting, part):
         dtype, head_dim, group, _ = shape
-        lengths = TINY_LENGTHS if setting.is_dry or tiny else LENGTHS
+        lengths = TINY_LENGTHS if setting.is_dry or part.is_tiny else LENGTHS
         pool = _Pool(shape, lengths, setting.device)
         q = torch.randn(len(lengths), 2 * group, head_dim, device=setting.device).to(dtype)
         out, expected = torch.full_like(q, float("nan")), torch.empty_like(q)
@@ -193,12 +231,12 @@ def _decode(setting: Setting, tiny: bool) -> Errors:
         yield f"{shape}, a shared prefix", relative_error(out, expected), ERROR_BOUNDS[dtype]
 
 
-def _kv_store(setting: Setting, tiny: bool) -> Errors:
+def _kv_store(setting: Setting, part: Part) -> Errors:
     from tandem.kernels.layers.kv_store import store_qkv
     from tandem.kernels.reference.kv_store import store_qkv as reference
 
-    for dtype, head_dim, group, block_size in _shapes(setting, tiny):
-        num_tokens, device = (9 if setting.is_dry or tiny else 777), setting.device
+    for dtype, head_dim, group, block_size in _shapes(setting, part):
+        num_tokens, device = (9 if setting.is_dry or part.is_tiny else 777), setting.device
         qkv = torch.randn(num_tokens, 2 * group + 4, head_dim, device=device).to(dtype)
         norm = torch.rand(2 * group + 2, head_dim, device=device).to(dtype)
         rope = rope_table(RopeConfig(1e4), head_dim, num_tokens, dtype, device)
@@ -222,11 +260,11 @@ def _kv_store(setting: Setting, tiny: bool) -> Errors:
 def _layer(name: str) -> Kernel:
     """Return the errors that a case of the benchmark finds, for matrices of many sizes."""
 
-    def errors(setting: Setting, tiny: bool) -> Errors:
+    def errors(setting: Setting, part: Part) -> Errors:
         from tandem.bench.kernels import layers
 
         cases = getattr(layers, name)
-        for dtype, num_tokens, size in _matrices(setting, tiny):
+        for dtype, num_tokens, size in _matrices(setting, part):
             (case,) = cases(replace(setting, dtype=dtype, rounds=0), num_tokens, size)
             yield f"{dtype} {num_tokens} x {size}", *_error_of(case)
 
@@ -238,12 +276,12 @@ def _error_of(case: Case) -> tuple[float, float]:
     return case.check(case.calls()[0]), case.error_bound
 
 
-def _products(setting: Setting, tiny: bool) -> Errors:
+def _products(setting: Setting, part: Part) -> Errors:
     from tandem.kernels.linear.launch import multiply
     from tandem.kernels.reference.activation import silu_mul
     from tandem.kernels.reference.norm import rms_norm
 
-    for dtype, num_tokens, size in _matrices(setting, tiny):
+    for dtype, num_tokens, size in _matrices(setting, part):
         if num_tokens > 1000:  # as many tiles of the same kind
             num_tokens = 130
         x, norm = (torch.randn(*each, size, device=setting.device) for each in ((num_tokens,), ()))
@@ -262,7 +300,7 @@ def _products(setting: Setting, tiny: bool) -> Errors:
         yield f"residual {label}", relative_error(total, expected), ERROR_BOUNDS[dtype]
 
 
-def _float8(setting: Setting, tiny: bool) -> Errors:
+def _float8(setting: Setting, part: Part) -> Errors:
     from tandem.bench.kernels.products import LEAST_FLOAT8_BOUND, exact_inputs, float8_matrix
     from tandem.kernels.linear.float8 import has_float8_products
     from tandem.kernels.linear.launch import multiply
@@ -271,7 +309,7 @@ def _float8(setting: Setting, tiny: bool) -> Errors:
     if not has_float8_products():
         yield "not on this chip", 0.0, 1.0
         return
-    for dtype, num_tokens, size in _matrices(setting, tiny):
+    for dtype, num_tokens, size in _matrices(setting, part):
         x = exact_inputs(setting, min(num_tokens, 300), size)
         if not setting.is_dry:
             x = torch.randn_like(x)
@@ -283,17 +321,17 @@ def _float8(setting: Setting, tiny: bool) -> Errors:
         yield f"{label}, few of them", mismatch(multiply(x[:65], weight), product[:65]), 1e-9
 
 
-def _matrices(setting: Setting, tiny: bool) -> Iterator[tuple[torch.dtype, int, int]]:
-    if setting.is_dry or tiny:
+def _matrices(setting: Setting, part: Part) -> Iterator[tuple[torch.dtype, int, int]]:
+    if setting.is_dry or part.is_tiny:
         yield setting.dtype, 5, 96
         return
     yield from product(ERROR_BOUNDS, (1, 65, 4097), (96, 4096, 5120))
 
 
-def _sampling(setting: Setting, tiny: bool) -> Errors:
+def _sampling(setting: Setting, part: Part) -> Errors:
     from tandem.bench.kernels.sampling import METHODS, sampling_case
 
-    small = setting.is_dry or tiny
+    small = setting.is_dry or part.is_tiny
     for num_rows, size in ((1, 300),) if small else ((1, 512), (7, 32000), (128, 151936)):
         logits = 3 * torch.randn(1, num_rows, size, device=setting.device)
         for method in METHODS:
@@ -301,11 +339,11 @@ def _sampling(setting: Setting, tiny: bool) -> Errors:
             yield f"{method.name} {num_rows} x {size}", *_error_of(case)
 
 
-def _checksum(setting: Setting, tiny: bool) -> Errors:
+def _checksum(setting: Setting, part: Part) -> Errors:
     from tandem.kernels.checksum import block_checksums, part_table
     from tandem.transfer.checksum import mix64
 
-    num_words = 96 if setting.is_dry or tiny else 1 << 18
+    num_words = 96 if setting.is_dry or part.is_tiny else 1 << 18
     shape = (40, num_words)
     words = torch.randint(-(2**31), 2**31, shape, device=setting.device).to(torch.int32)
     ids = torch.tensor([3, 0, 39, 17], device=setting.device)
@@ -328,7 +366,10 @@ KERNELS: dict[str, Kernel] = {
     "checksum": _checksum,
 }
 
+BY_HEADS = ("prefill", "prefill_hopper", "decode", "kv_store")  # with a build for each head dim
+
 if __name__ == "__main__":
-    kernel, device, *rest = sys.argv[1:]
+    kernel, device, chosen = sys.argv[1:]
     torch.manual_seed(0)
-    print(msgspec.json.encode(measured(KERNELS[kernel](setting_for(device), bool(rest)))).decode())
+    part = msgspec.json.decode(chosen, type=Part)
+    print(msgspec.json.encode(measured(KERNELS[kernel](setting_for(device), part))).decode())

@@ -4,25 +4,30 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 
 import psutil
 import torch
 
-from tandem.bench.handoff.end import End
+from tandem.bench.handoff.end import DEADLINE_S, End
 from tandem.bench.handoff.gpu_sections import shape_for
-from tandem.bench.handoff.peer import Checksums, Meet, peer_process, whole_checksums
+from tandem.bench.handoff.peer import Meet, Write, peer_process, whole_checksums
 from tandem.bench.handoff.wire import Wire, adjacent, wire
-from tandem.bench.report.figures import Figure, at_most, counted
+from tandem.bench.report.figures import Figure, at_least, at_most, counted, required
 from tandem.bench.report.setting import Setting, synchronize
+from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.errors import TransferError
+from tandem.runtime.node import pid_space
+from tandem.transfer.peers import is_dead
 
 GIB = 1 << 30
+NUM_WRITES = 20  # of a process that is killed after the first
 
 
-async def visibility(setting: Setting) -> list[Figure]:
+async def visibility(setting: Setting) -> AsyncIterator[Figure]:
     """Write new bytes again and again; the far end checksums them as soon as it has the notice."""
-    num_rounds, wrong = setting.size(2000, 20), list[str]()
+    num_rounds, wrong = setting.size(1000, 20), list[str]()
     async with wire(shape_for(setting, 16)) as between:
         pool = between.end.kv.tensor
         for index in range(num_rounds):
@@ -34,10 +39,10 @@ async def visibility(setting: Setting) -> list[Figure]:
             if found != expected:
                 wrong.append(f"round {index}: {found} and not {expected}")
     label = f"notices before their bytes, of {num_rounds}"
-    return [counted("unseen", label, len(wrong), notes=tuple(wrong[:5]))]
+    yield counted("unseen", label, len(wrong), notes=tuple(wrong[:5]))
 
 
-async def ipc_lifetime(setting: Setting) -> list[Figure]:
+async def ipc_lifetime(setting: Setting) -> AsyncIterator[Figure]:
     """Kill a process whose pool was written to, and look for its memory."""
     shape = shape_for(setting, 850)  # 8 GB at each end: the bare library wants equal pools
     end = End(shape, "near")
@@ -49,7 +54,7 @@ async def ipc_lifetime(setting: Setting) -> list[Figure]:
                 hello = await peer.hello()
                 await peer.ask(Meet(*end.metadata()))
                 link = await end.group.connect(hello.agents)
-                between = Wire(end, peer, link)
+                between = Wire(end, peer, hello.agents, link)
                 async with between.expecting():
                     await between.write(adjacent(8), checked=False)
                 free.append(_free_bytes(setting))
@@ -63,16 +68,14 @@ async def ipc_lifetime(setting: Setting) -> list[Figure]:
     finally:
         await end.close()
     names = {"after_kill": 2, "after_disconnect": 3}
-    return [
-        Figure(
+    for name, at in names.items():
+        yield Figure(
             f"taken_{name}",
             f"memory of a dead peer still taken, {name.replace('_', ' ')}",
             "GiB",
             ((free[0] - free[at]) / GIB,),
             at_most(0.5) if name == "after_disconnect" else None,
         )
-        for name, at in names.items()
-    ]
 
 
 def _free_bytes(setting: Setting) -> int:
@@ -81,29 +84,68 @@ def _free_bytes(setting: Setting) -> int:
     return torch.cuda.mem_get_info(setting.device)[0]
 
 
-async def late_write(setting: Setting) -> list[Figure]:
-    """Tear a connection down under a write on a busy GPU: nothing may land after its end."""
-    shape, num_changed, num_failed = shape_for(setting, 128), 0, 0
-    blocks = list(range(shape.num_blocks))
-    for _ in range(setting.size(5, 2)):
-        async with wire(shape) as between:
+async def late_write(setting: Setting) -> AsyncIterator[Figure]:
+    """End writes on a busy GPU, by a torn connection and by a kill: nothing may land later."""
+    shape = shape_for(setting, 128)
+    blocks, num_rounds, num_changed, num_under_way = list(range(shape.num_blocks)), 4, 0, 0
+    async with wire(shape) as between:
+        for _ in range(num_rounds):
+            between.end.kv.tensor.normal_()  # else a late write would change nothing
+            synchronize(setting)
             _keep_busy(setting)
             writing = asyncio.create_task(between.write(adjacent(len(blocks)), checked=False))
             await asyncio.sleep(0.0005)
-            await between.end.group.disconnect("far")
+            await between.reconnect()
             try:
                 await writing
             except TransferError:
-                num_failed += 1
-            at_once = await between.peer.ask(Checksums(blocks))
-            synchronize(setting)
-            await asyncio.sleep(0.3)
-            later = await between.peer.ask(Checksums(blocks))
-            pairs = zip(at_once.checksums, later.checksums, strict=True)
-            num_changed += sum(before != after for before, after in pairs)
-    notes = (f"{num_failed} writes were under way",)
-    label = "blocks that changed after the end of their write"
-    return [counted("late", label, num_changed, notes=notes)]
+                num_under_way += 1
+            num_changed += await _num_changed(setting, between.far_checksums, blocks)
+        yield _under_way(setting, "torn", num_under_way, num_rounds)
+        label = "blocks that changed after the end of their write"
+        yield counted("late", label, num_changed)
+        num_left = await _kill_in_mid_copy(setting, between, blocks)
+        between.end.kv.tensor.zero_()  # as the blocks' next owner does
+        synchronize(setting)
+
+        async def near_checksums(blocks: list[int]) -> list[int]:
+            return await whole_checksums(between.end, blocks)
+
+        num_changed = await _num_changed(setting, near_checksums, blocks)
+        yield _under_way(setting, "killed", num_left, NUM_WRITES)
+        yield counted("late_of_dead", "blocks that changed after their writer's death", num_changed)
+
+
+async def _kill_in_mid_copy(setting: Setting, between: Wire, blocks: list[int]) -> int:
+    """Kill the far end while it writes; return how many of its writes did not arrive."""
+    _keep_busy(setting)
+    async with asyncio.timeout(DEADLINE_S):
+        await between.peer.ask(Write(blocks, NUM_WRITES))
+        while not between.num_received[0]:
+            await asyncio.sleep(0)
+        os.kill(between.peer.pid, signal.SIGKILL)
+        far = Instance("", "", "", "far", "", "", pid=between.peer.pid, pid_space=pid_space())
+        while not is_dead(far):
+            await asyncio.sleep(0)
+    return NUM_WRITES - between.num_received[0]
+
+
+async def _num_changed(
+    setting: Setting, checksums: Callable[[list[int]], Awaitable[list[int]]], blocks: list[int]
+) -> int:
+    """Return how many blocks change from now on."""
+    at_once = await checksums(blocks)
+    synchronize(setting)
+    await asyncio.sleep(0.3)
+    later = await checksums(blocks)
+    return sum(before != after for before, after in zip(at_once, later, strict=True))
+
+
+def _under_way(setting: Setting, name: str, count: int, total: int) -> Figure:
+    """Return how many writes their end cut: without one nothing was tried. Not in a dry run."""
+    label = f"writes that were under way when they were {name}, of {total}"
+    figure = Figure(f"late_{name}", label, "", (float(count),), at_least(1.0))
+    return figure if setting.is_dry else required(figure)
 
 
 def _keep_busy(setting: Setting) -> None:

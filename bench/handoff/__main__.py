@@ -24,7 +24,8 @@ HOW = {
     "(a)": "from the prompt's last KV (the timeline's `computed`) until all of it is proven at the "
     "decode worker (`verified`), less the bare library's time for the bytes that can't have left "
     "before; the second goes on to `first_step` and takes one later decode step off. `computed` is "
-    "the prefill worker's clock set by the claim's answer, so one message's time counts too",
+    "the prefill worker's clock set by the claim's answer, so one message's time counts too. Two "
+    "workers on one GPU take turns on it, a few milliseconds each, which lengthens the handover",
     "(b)": "two processes, the same prepared descriptors and blocks; a write is over when its "
     "sender knows it has arrived; the bare library polls without a pause or with pauses of 20 us, "
     "whichever is faster",

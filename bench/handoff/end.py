@@ -22,6 +22,7 @@ from tandem.runtime.errors import TransferError
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.group import TransferGroup
 from tandem.transfer.layout import KvLayout
+from tandem.transfer.network_devices import confine_ucx
 from tandem.transfer.nixl import load_api
 from tandem.transfer.transport import KvMemory
 
@@ -82,7 +83,9 @@ class End:
 
     async def start(self, on_notification: Callable[[bytes], None]) -> Self:
         """Start the agents; `on_notification` gets their messages."""
-        sys.setswitchinterval(SWITCH_INTERVAL_S)  # as in every worker
+        # As in every worker:
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        confine_ucx("127.0.0.1")
         await self.group.start(lambda _rank, data: on_notification(data))
         self.bare = BareLibrary(f"{self.name}.bare", self.kv)
         return self

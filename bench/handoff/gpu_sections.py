@@ -6,7 +6,7 @@ They run on host memory too, where the numbers mean nothing.
 import asyncio
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 import torch
@@ -46,7 +46,7 @@ def _num_rounds(setting: Setting) -> int:
     return min(MAX_ROUNDS, setting.rounds)
 
 
-async def transfers(setting: Setting) -> list[Figure]:
+async def transfers(setting: Setting) -> AsyncIterator[Figure]:
     """Measure writes and round trips between two workers' pools, and the workers' own probe."""
     plan = Plan(
         rounds=_num_rounds(setting),
@@ -57,9 +57,10 @@ async def transfers(setting: Setting) -> list[Figure]:
         shape=shape_for(setting),
     )
     async with wire(plan.shape) as between:
-        results = await measure_wire(between, plan)
-        figures = wire_figures(plan, results, PAYLOAD_TARGET)
-        return [*figures, *await _link_probe(between)]
+        for figure in await _link_probe(between):
+            yield figure
+        for figure in wire_figures(plan, await measure_wire(between, plan), PAYLOAD_TARGET):
+            yield figure
 
 
 async def _link_probe(between: Wire) -> list[Figure]:
@@ -76,7 +77,7 @@ async def _link_probe(between: Wire) -> list[Figure]:
     ]
 
 
-async def checksums(setting: Setting) -> list[Figure]:
+async def checksums(setting: Setting) -> AsyncIterator[Figure]:
     """Measure a handoff's verification by the agents, and its share."""
     shape = shape_for(setting)
     async with wire(shape) as between:
@@ -94,15 +95,13 @@ async def checksums(setting: Setting) -> list[Figure]:
     asked_s = statistics.median(samples)
     label = "  of an 8B prefill of these tokens at the matmul rate"
     share = (100 * asked_s / prefill_s,)
-    return [
-        Figure("checksum_ms", f"checksums of {len(blocks)} blocks", "ms", (asked_s * 1e3,)),
-        Figure("verification_percent", label, "%", share, at_most(1.0)),
-    ]
+    yield Figure("checksum_ms", f"checksums of {len(blocks)} blocks", "ms", (asked_s * 1e3,))
+    yield Figure("verification_percent", label, "%", share, at_most(1.0))
 
 
-async def streaming(setting: Setting) -> list[Figure]:
+async def streaming(setting: Setting) -> AsyncIterator[Figure]:
     """Measure the exposed part of a step's KV whose layers are delivered in groups."""
-    shape, figures = shape_for(setting), list[Figure]()
+    shape = shape_for(setting)
     counts = [count for count in GROUP_COUNTS if count <= shape.num_layers]
     async with wire(shape) as between:
         for count in counts:
@@ -118,8 +117,7 @@ async def streaming(setting: Setting) -> list[Figure]:
                 await check_arrival(between, adjacent(num_blocks))
                 name = f"exposed_{num_blocks}_blocks_{count}_groups_ms"
                 label = f"exposed, {num_blocks} blocks in {count} groups of layers"
-                figures.append(Figure(name, label, "ms", (statistics.median(exposed_s) * 1e3,)))
-    return figures
+                yield Figure(name, label, "ms", (statistics.median(exposed_s) * 1e3,))
 
 
 async def _deliver(between: Wire, setting: Setting, num_blocks: int, num_groups: int) -> float:

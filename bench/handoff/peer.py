@@ -14,11 +14,14 @@ from tandem.bench.handoff.end import BareMetadata, End, PoolShape
 from tandem.launch.supervise.child_process import PIPE, ChildProcess
 from tandem.runtime.cluster_messages import TransferMetadata
 from tandem.runtime.errors import TransferError
+from tandem.transfer.group import WriteOrder
+from tandem.transfer.link import Link
 
 # Our agents hand on whatever is not the transfer room's own.
 PING = b"PINGPING"  # answered on the event loop
 LOOP_PING = b"LOOPPING"  # answered by the agent's poll loop
 VERIFY = b"VERIFY"  # with block ids: answered with their checksums, computed at once
+WROTE = b"WRITTEN!"  # tells that one of many writes has arrived
 ANSWER_TIMEOUT_S = 120.0  # the first answer comes when torch is loaded and the pool is there
 
 
@@ -50,7 +53,14 @@ class Checksums(msgspec.Struct, tag=True):
     blocks: list[int]
 
 
-Command = Meet | Expect | Receive | Checksums
+class Write(msgspec.Struct, tag=True):
+    """Write whole blocks to the near end, so many times at once; answered when that begins."""
+
+    blocks: list[int]
+    count: int
+
+
+Command = Meet | Expect | Receive | Checksums | Write
 
 
 class Answer(msgspec.Struct):
@@ -125,6 +135,7 @@ class _FarEnd:
     def __init__(self, end: End) -> None:
         self._end = end
         self._near = ""
+        self._link: Link | None = None
         self._sending: set[asyncio.Task[None]] = set()
 
     def on_message(self, message: bytes) -> None:
@@ -148,7 +159,7 @@ class _FarEnd:
         match command:
             case Meet(agents=agents, bare=bare):
                 self._near = agents.instance_id
-                await self._end.group.connect(agents)
+                self._link = await self._end.group.connect(agents)
                 assert self._end.bare is not None
                 self._end.bare.connect(bare)
             case Expect(change=change):
@@ -160,7 +171,18 @@ class _FarEnd:
                 )
             case Checksums(blocks=blocks):
                 answer.checksums = await whole_checksums(self._end, blocks)
+            case Write(blocks=blocks, count=count):
+                for _ in range(count):
+                    self._send(self._write(blocks))
         return answer
+
+    async def _write(self, blocks: list[int]) -> None:
+        group, link = self._end.group, self._link
+        assert link is not None
+        (ranks,) = link.rank_pairs
+        pairs = [(block, block) for block in blocks]
+        order = WriteOrder(ranks, range(group.layout.num_layers), pairs, lambda _: WROTE)
+        await group.write(link, order)
 
 
 async def whole_checksums(end: End, blocks: list[int]) -> list[int]:

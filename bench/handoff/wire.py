@@ -16,6 +16,7 @@ from tandem.bench.handoff.peer import (
     LOOP_PING,
     PING,
     VERIFY,
+    WROTE,
     Checksums,
     Expect,
     Meet,
@@ -25,6 +26,7 @@ from tandem.bench.handoff.peer import (
     whole_checksums,
 )
 from tandem.bench.report.setting import seconds_of
+from tandem.runtime.cluster_messages import TransferMetadata
 from tandem.runtime.errors import TransferError
 from tandem.transfer.group import WriteOrder
 from tandem.transfer.link import Link
@@ -43,9 +45,11 @@ class Wire:
 
     end: End
     peer: Peer
+    far: TransferMetadata
     link: Link
     pings: "asyncio.Queue[float]" = field(default_factory=asyncio.Queue)  # when each came back
     verified: "asyncio.Queue[list[int]]" = field(default_factory=asyncio.Queue)
+    num_received: list[int] = field(default_factory=lambda: [0])  # writes of the far end
 
     @contextlib.asynccontextmanager
     async def expecting(self) -> AsyncIterator[None]:
@@ -70,6 +74,15 @@ class Wire:
         (ranks,) = self.link.rank_pairs
         await self.end.group.read(self.link, ranks, pairs)
 
+    async def reconnect(self) -> None:
+        """Tear the near end's connection down, under its writes, and make another."""
+        await self.end.group.disconnect("far")
+        self.link = await self.end.group.connect(self.far)
+
+    async def far_checksums(self, blocks: list[int]) -> list[int]:
+        """Return the checksums of blocks of the far end."""
+        return (await self.peer.ask(Checksums(blocks))).checksums
+
     async def write_and_verify(self, blocks: list[int]) -> list[int]:
         """Write blocks, and return their checksums as the far end sees them on their notice."""
         notice = VERIFY + msgspec.json.encode(blocks)
@@ -83,10 +96,13 @@ async def wire(shape: PoolShape) -> AsyncIterator[Wire]:
     """Yield two connected ends, the far one in a process of its own."""
     pings: asyncio.Queue[float] = asyncio.Queue()
     verified: asyncio.Queue[list[int]] = asyncio.Queue()
+    num_received = [0]
 
     def on_message(message: bytes) -> None:
         if message == PING:
             pings.put_nowait(time.perf_counter())
+        elif message == WROTE:
+            num_received[0] += 1
         elif message.startswith(VERIFY):
             verified.put_nowait(msgspec.json.decode(message[len(VERIFY) :], type=list[int]))
 
@@ -100,7 +116,7 @@ async def wire(shape: PoolShape) -> AsyncIterator[Wire]:
             link = await end.group.connect(hello.agents)
             assert end.bare is not None
             end.bare.connect(hello.bare)
-            yield Wire(end, peer, link, pings, verified)
+            yield Wire(end, peer, hello.agents, link, pings, verified, num_received)
         finally:
             await end.close()
 

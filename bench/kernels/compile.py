@@ -6,7 +6,6 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +14,8 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.knobs import nvidia as tools
 from triton.runtime import driver
-from triton.runtime.jit import JITFunction
+
+from tandem.kernels.building import running_kernels_by
 
 MAX_SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # per block, CUDA guide 16.2
 SHARED_BYTES_PER_SM = {80: 164 * 1024, 90: 228 * 1024, 100: 228 * 1024}
@@ -69,7 +69,7 @@ class Launch:
     spilled_words: int  # per thread
 
 
-class _Chip:
+class AbsentChip:
     """A driver of a GPU that is not there; Triton needs from it the chip to compile for."""
 
     def __init__(self, arch: int) -> None:
@@ -100,9 +100,9 @@ def compiling(arch: int) -> Iterator[list[CompiledKernel]]:
         compiled.append(_read(build, arch))
         return build
 
-    driver.set_active(_Chip(arch))
+    driver.set_active(AbsentChip(arch))
     try:
-        with _running_kernels_by(compile_only):
+        with running_kernels_by(compile_only):
             yield compiled
     finally:
         driver._active = None
@@ -118,7 +118,7 @@ def recording_launches(launches: list[Launch]) -> Iterator[None]:
             launches.append(_read_launch(build, grid, kwargs))
         return build
 
-    with _running_kernels_by(recorded):
+    with running_kernels_by(recorded):
         yield
 
 
@@ -138,21 +138,6 @@ def recording_lookups(family: ModuleType) -> Iterator[list[Lookup]]:
         yield found
     finally:
         family.tuned_config = look_up  # type: ignore[attr-defined]
-
-
-@contextlib.contextmanager
-def _running_kernels_by(replacement: Any) -> Iterator[None]:
-    """Call `replacement(run, *args, ...)` in place of Triton's `run` of a kernel."""
-    run = JITFunction.run
-
-    def replaced(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return replacement(partial(run, self), *args, **kwargs)
-
-    JITFunction.run = replaced
-    try:
-        yield
-    finally:
-        JITFunction.run = run
 
 
 def meta(*shape: int, dtype: torch.dtype) -> torch.Tensor:

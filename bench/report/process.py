@@ -6,7 +6,7 @@ import signal
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -79,14 +79,28 @@ def run_bounded(
         return Ended(code, output.read(), errors.read().decode(errors="replace"))
 
 
-def print_lines(values: Iterable[msgspec.Struct]) -> None:
-    """Print JSON lines, each as it comes; what a library prints meanwhile goes to the errors."""
+@contextlib.contextmanager
+def printing_lines() -> Iterator[Callable[[msgspec.Struct], None]]:
+    """Yield a function that prints a value as a JSON line, at once.
+
+    What a library prints meanwhile goes to the errors.
+    """
     out = os.dup(1)
     os.dup2(2, 1)
     with os.fdopen(out, "wb") as stream:
-        for value in values:
+
+        def print_line(value: msgspec.Struct) -> None:
             stream.write(msgspec.json.encode(value) + b"\n")
             stream.flush()
+
+        yield print_line
+
+
+def print_lines(values: Iterable[msgspec.Struct]) -> None:
+    """Print JSON lines, each as it comes."""
+    with printing_lines() as print_line:
+        for value in values:
+            print_line(value)
 
 
 def gpu_state(gpu_id: str) -> dict[str, str]:

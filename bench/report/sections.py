@@ -4,12 +4,11 @@ The figures of a section that failed, hung or was killed are kept, and the other
 """
 
 import dataclasses
-import inspect
 import pkgutil
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from tandem.bench.report.options import option
 from tandem.bench.report.process import (
     UnderLoad,
     gpu_state,
-    print_lines,
+    printing_lines,
     run_bounded,
     watching_gpu,
 )
@@ -30,7 +29,7 @@ from tandem.bench.report.setting import chip, gpu_id, gpu_name, is_cpu, setting_
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 MAX_REASON = 600  # characters
-MAX_LOG = 4000
+MAX_LOG = 4000  # of each in the document; the whole ones lie in a folder beside it
 DRY_PATIENCE = 4.0  # times the limit of a section, for a machine that does other work too
 
 
@@ -38,7 +37,8 @@ DRY_PATIENCE = 4.0  # times the limit of a section, for a machine that does othe
 class Section:
     """A part of a run in a process of its own.
 
-    `entry` is "module:function"; the function takes a Setting and yields or awaits figures.
+    `entry` is "module:function"; the function takes a Setting and yields figures, also as a
+    coroutine does.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Findings:
     failures: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     under_load: dict[str, UnderLoad] = field(default_factory=dict)
-    logs: dict[str, str] = field(default_factory=dict)  # the ends of the sections' own
+    logs: dict[str, str] = field(default_factory=dict)  # of the sections, whole
     has_failed: bool = False
 
 
@@ -95,8 +95,10 @@ def run_sections(program: SectionProgram, options: SectionOptions) -> int:
             say(f"error: {name!r} is not one of the sections {', '.join(known)}")
             return 2
     if options.section:
-        print_lines(_measure_here(program, options))
+        _measure_here(program, options)
         return 0
+    for line in _out_of_reach(program, options):
+        say(line)
     started_at, before = utc_now(), gpu_state(gpu_id(options.device))
     output = options.output or results_path(gpu_name(options.device), program.results)
     findings, figures = Findings(), list[Figure]()
@@ -118,15 +120,43 @@ def run_sections(program: SectionProgram, options: SectionOptions) -> int:
             gpu_after=gpu_state(gpu_id(options.device)),
             gpu_under_load=findings.under_load,
             section_seconds=findings.seconds,
-            section_logs=findings.logs,
+            section_logs={name: log[-MAX_LOG:] for name, log in findings.logs.items()},
             ceilings_per_s=best_rates(findings.figures),
             failures=findings.failures | failures,
         )
         write_document(output, whole)
+        _write_logs(output.with_suffix(".logs"), findings.logs)
     print_figures(figures, program.how)
     _print_run(options, findings)
     print(output)
     return int(findings.has_failed)
+
+
+def _chosen(program: SectionProgram, options: SectionOptions) -> list[Section]:
+    return [
+        section
+        for section in program.sections
+        if (section.name in options.only if options.only else not section.only_named)
+    ]
+
+
+def _out_of_reach(program: SectionProgram, options: SectionOptions) -> Iterator[str]:
+    """Yield a line for each section that those before it can keep from its time."""
+    budget_s, needed_s = options.budget or program.budget_s, 0.0
+    for section in _chosen(program, options):
+        needed_s += section.timeout_s
+        if needed_s > budget_s:
+            yield (
+                f"{section.name} may be cut: it and those before it may take {needed_s:.0f} s, "
+                f"the budget is {budget_s:.0f} s"
+            )
+
+
+def _write_logs(folder: Path, logs: Mapping[str, str]) -> None:
+    if logs:
+        folder.mkdir(parents=True, exist_ok=True)
+    for name, log in logs.items():
+        (folder / f"{name}.log").write_text(log, encoding="utf-8")
 
 
 def judged(figures: Iterable[Figure], *, is_dry: bool) -> list[Figure]:
@@ -162,9 +192,7 @@ def _measure_sections(
 ) -> Iterator[None]:
     """Add the sections to `findings`; yield after each."""
     deadline = time.perf_counter() + (options.budget or program.budget_s)
-    for section in program.sections:
-        if section.name not in options.only if options.only else section.only_named:
-            continue
+    for section in _chosen(program, options):
         started_at = time.perf_counter()
         load: list[UnderLoad] = []
         with watching_gpu(gpu_id(options.device), load):
@@ -199,7 +227,7 @@ def _named_after(section: Section, figure: Figure) -> Figure:
 def in_own_process(
     module: str, section: Section, options: SectionOptions, seconds_left: float
 ) -> tuple[list[Figure], str, str]:
-    """Return a section's figures up to its end, the reason of an early end, and its log's end."""
+    """Return a section's figures up to its end, the reason of an early end, and its log."""
     patience = DRY_PATIENCE if is_cpu(options.device) else 1.0
     timeout_s = min(section.timeout_s * patience, seconds_left)
     if timeout_s <= 0:
@@ -211,7 +239,7 @@ def in_own_process(
     ended = run_bounded(command, timeout_s, {**interprets, **section.environment})
     # A case is announced before it is measured.
     found = list({figure.name: figure for figure in ended.lines(Figure)}.values())
-    log = ended.errors.strip()[-MAX_LOG:]
+    log = ended.errors.strip()
     if ended.code is None:
         return found, f"took more than {timeout_s:.0f} s", log
     if ended.code:
@@ -219,18 +247,26 @@ def in_own_process(
     return found, "", log
 
 
-def _measure_here(program: SectionProgram, options: SectionOptions) -> Iterator[Figure]:
-    """Measure one section in this process."""
+def _measure_here(program: SectionProgram, options: SectionOptions) -> None:
+    """Measure one section in this process; print each figure as it comes."""
     setting = setting_for(options.device)
     if options.once:
         setting = setting.once(program.once_rounds)
     (section,) = (each for each in program.sections if each.name == options.section)
     found = pkgutil.resolve_name(section.entry)(setting)
-    if inspect.iscoroutine(found):
-        import uvloop  # kernels are measured on machines without it
+    with printing_lines() as print_figure:
+        if isinstance(found, AsyncIterator):
+            import uvloop  # kernels are measured on machines without it
 
-        found = uvloop.run(found)
-    yield from found
+            uvloop.run(_print_all(found, print_figure))
+        else:
+            for figure in found:
+                print_figure(figure)
+
+
+async def _print_all(found: AsyncIterator[Figure], print_figure: Callable[[Figure], None]) -> None:
+    async for figure in found:
+        print_figure(figure)
 
 
 def _print_run(options: SectionOptions, findings: Findings) -> None:

@@ -17,7 +17,7 @@ from tandem.engine.schedule.sequence import Chunk, Sequence
 from tandem.engine.step.batch import NO_POSITION, pack_step
 from tandem.engine.step.decode_graphs import batch_sizes
 from tandem.engine.step.model_steps import ModelSteps
-from tandem.engine.step.sampler import DRAWN
+from tandem.engine.step.sampler import DRAWN, GREEDY, SamplingPlan
 from tandem.kernels.sampling.rows import TokenMasks
 from tandem.runtime.block_hash import num_blocks_of
 from tandem.runtime.errors import ModelError
@@ -104,7 +104,8 @@ class StepProfile:
             *(partial(self._run_one, 1, params) for params in _OTHER_PARAMS),
             self._run_masks,
         ]
-        with ProgressBar("kernels", total=len(steps), on_line=logger.info) as bar:
+        label = "kernels to build" if self._pool.is_meta else "kernels"
+        with ProgressBar(label, total=len(steps), on_line=logger.info) as bar:
             for step in steps:
                 step()
                 bar.advance()
@@ -138,9 +139,20 @@ class StepProfile:
 
     def run_decode(self) -> None:
         """Run a decode step of all batch rows, as padding, with room for contexts of any length."""
+        self._run_decode(self._max_num_seqs, DRAWN)
+
+    @torch.inference_mode()
+    def run_recorded(self) -> None:
+        """Run a decode step of each batch size for which a graph is recorded."""
+        for size in batch_sizes(self._max_num_seqs):
+            self._run_decode(size, DRAWN, GREEDY)
+
+    def _run_decode(self, num_rows: int, *plans: SamplingPlan) -> None:
         row = torch.tensor([self._steps.batch_rows.padding_row, NO_POSITION, 0])
-        inputs = row.unsqueeze(1).expand(3, self._max_num_seqs).contiguous().to(self._pool.device)
-        self._steps.sample(self._steps.logits(inputs), inputs, DRAWN)
+        inputs = row.unsqueeze(1).expand(3, num_rows).contiguous().to(self._pool.device)
+        logits = self._steps.logits(inputs)
+        for plan in plans:
+            self._steps.sample(logits, inputs, plan)
 
     def _mixed_chunks(self) -> list[Chunk]:
         """Return one chunk per batch row: prompts as long as possible, then chunks of one token."""

@@ -57,6 +57,11 @@ takes the place of the attention module's code. So a dense decoder's step on one
 to 1.07 times as long as native code's, a prompt 1.06 to 1.08 times
 (`python -m tandem.bench.engine.cpu --only modules`).
 
+Experts are multiplied on a GPU by torch's grouped product in bfloat16 on sm_90 and sm_100. On other
+chips and in float16 torch copies counts to the host, which no CUDA graph can hold: there kernels of
+the native code compute them, where gates lie beside ups, are opened by SiLU, and weights are stored
+by output. Others, as those without gates, are computed expert after expert, without graphs.
+
 Tests compare more than 30 architectures with the eager pass of transformers, among them mixtures of
 experts, gpt-oss, DeepSeek-V3, Llama 4 and GPT-NeoX. A model with latent attention (DeepSeek) keeps
 full keys and values for every head, which takes far more memory than its latents would.

@@ -15,11 +15,14 @@ from torch import nn
 from transformers import AttentionInterface
 from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
 
+from tandem.engine.kernel_set import Kernels
 from tandem.engine.models.attention import attention_options
 from tandem.engine.models.generic_masks import PROBE, Rule, rule_of
+from tandem.kernels.reference.experts import Experts, ExpertWeights
 
 INTERFACE = "tandem"
 _CALL = "_tandem_call"  # a module's attribute: its call, the same in every pass
+_PACKED = "_tandem_experts"  # and of experts that Tandem's kernels compute
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +121,18 @@ def _experts(
     """Return the weighted sum of each token's experts: one product per expert that is used."""
     if hidden.is_meta:
         return torch.empty_like(hidden)
-    if hidden.is_cuda:  # one launch without a look at the counts, which a graph cannot take
-        grouped: torch.Tensor = grouped_mm_experts_forward(
-            module, hidden, top_k_index, top_k_weights
-        )
-        return grouped
+    packed: Experts | None = module.__dict__.get(_PACKED)
+    if packed is not None:
+        ids, weights = top_k_index.to(torch.int32), top_k_weights.to(torch.float32)
+        return packed(hidden.contiguous(), ids.contiguous(), weights.contiguous())
+    if hidden.is_cuda:
+        if multiplies_groups(hidden.device, hidden.dtype):
+            grouped: torch.Tensor = grouped_mm_experts_forward(
+                module, hidden, top_k_index, top_k_weights
+            )
+            return grouped
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("tokens are counted by expert on the host")
     num_tokens, top_k = top_k_index.shape
     expert_of = top_k_index.flatten()
     order = expert_of.argsort(stable=True)
@@ -132,6 +142,38 @@ def _experts(
         if len(rows):
             out[rows] = _expert(module, expert, hidden[rows // top_k])
     return (out.view(num_tokens, top_k, -1) * top_k_weights.unsqueeze(-1)).sum(1).to(hidden.dtype)
+
+
+def multiplies_groups(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether torch multiplies tokens by their experts without a look at the counts.
+
+    A graph cannot take a look; other chips than these, and other dtypes, copy counts to the host.
+    """
+    if device.type != "cuda" or dtype != torch.bfloat16:
+        return False
+    return torch.cuda.get_device_capability(device)[0] in (9, 10)
+
+
+def pack_experts(module: Any, kernels: Kernels) -> bool:
+    """Let kernels compute these experts of the INTERFACE; return whether they can.
+
+    They take gates beside ups, opened by SiLU, and weights stored by output.
+    """
+    if not module.has_gate or module.is_transposed or module.has_post_expert_norm:
+        return False
+    width = module.down_proj.shape[2]
+    gate_up = torch.linspace(-100, 100, 2 * width, device=module.down_proj.device).view(1, -1)
+    gate, up = gate_up.chunk(2, dim=-1)
+    if not torch.allclose(module._apply_gate(gate_up), F.silu(gate) * up):
+        return False
+    weights = ExpertWeights(
+        module.gate_up_proj.data,
+        module.down_proj.data,
+        module.gate_up_proj_bias.data if module.has_bias else None,
+        module.down_proj_bias.data if module.has_bias else None,
+    )
+    module.__dict__[_PACKED] = kernels.pack_experts(weights)
+    return True
 
 
 def _expert(module: Any, expert: int, x: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from tandem.engine.models.generic_attention import (
     attend_rotated,
     rotary_table,
 )
-from tandem.engine.models.generic_parts import pack_linears, swap_mlps, swap_norms
+from tandem.engine.models.generic_parts import pack_linears, swap_experts, swap_mlps, swap_norms
 from tandem.engine.models.generic_trace import flat_trunk
 from tandem.engine.models.generic_weights import build_generic
 from tandem.engine.step.batch import Batch
@@ -43,6 +43,7 @@ class GenericModel:
             model.to(self._dtype)
         swap_mlps(model, kernels, self._dtype, device)
         swap_norms(model, kernels, self._dtype)
+        swap_experts(model, kernels, self._dtype, device)
         # The trunk computes hidden states; the rest, with a trunk that passes them on, the logits.
         name, trunk = _trunk_of(model)
         self._trunk = flat_trunk(trunk, config, device)

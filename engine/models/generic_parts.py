@@ -1,5 +1,6 @@
 """Tandem's products and norms in a model of transformers, where modules compute the like."""
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,7 +9,10 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from tandem.engine.kernel_set import Kernels
+from tandem.engine.models.generic_attention import multiplies_groups, pack_experts
 from tandem.kernels.reference.linear import Linear
+
+logger = logging.getLogger(__name__)
 
 MAX_INPUTS = 4  # that linear modules multiply between two that multiply the same
 
@@ -173,6 +177,17 @@ def _act_mul(act: nn.Module, kernels: Kernels) -> Callable[..., None] | None:
         if torch.allclose(act(x), mine, rtol=1e-6, atol=1e-6):
             return act_mul
     return None
+
+
+def swap_experts(
+    model: nn.Module, kernels: Kernels, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Let kernels compute experts on a GPU on which torch would look at their counts."""
+    if device.type != "cuda" or multiplies_groups(device, dtype):
+        return
+    for name, module in model.named_modules():
+        if hasattr(module, "_apply_gate") and not pack_experts(module, kernels):
+            logger.warning("%s: no kernel computes these experts; no graph can hold them", name)
 
 
 def swap_norms(model: nn.Module, kernels: Kernels, dtype: torch.dtype) -> None:

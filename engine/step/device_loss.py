@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 
 from tandem.engine.step.outcome import DeviceLostError
+from tandem.runtime.errors import TandemError
 
 _NOTHING = nullcontext()
 
@@ -14,7 +15,8 @@ def noticing_device_loss(device: torch.device) -> AbstractContextManager[None]:
     """Raise DeviceLostError in place of an error within after which `device` is lost.
 
     An error that ends a CUDA context is raised again by every later call, also by one that only
-    waits. After any other error, as of memory that ran out, the device waits as always.
+    waits. After any other error, as of memory that ran out, the device waits as always. This
+    project's own errors say nothing of a device, and wait for none.
     """
     return _noticing_cuda_loss(device) if device.type == "cuda" else _NOTHING
 
@@ -23,6 +25,8 @@ def noticing_device_loss(device: torch.device) -> AbstractContextManager[None]:
 def _noticing_cuda_loss(device: torch.device) -> Iterator[None]:
     try:
         yield
+    except TandemError:
+        raise
     except Exception as error:
         try:
             torch.cuda.synchronize(device)

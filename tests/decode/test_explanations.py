@@ -14,6 +14,7 @@ from tandem.engine.schedule.sequence import Sequence
 from tandem.router.predict import PlaceLoad
 from tandem.runtime.cluster_messages import StepCosts
 from tandem.runtime.context import RequestContext
+from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.explain_messages import (
     MAX_REMEMBERED,
     ExplainRequest,
@@ -112,5 +113,5 @@ async def test_a_request_that_has_no_place_yet_is_not_told() -> None:
 
 
 async def test_a_question_without_an_id_is_refused() -> None:
-    with pytest.raises(msgspec.ValidationError, match="length >= 1"):
+    with pytest.raises(InvalidRequestError, match="length >= 1"):
         await told(Explanations("d1", {}), "")

@@ -22,9 +22,12 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
 from tandem.engine.kernel_set import load_kernels
+from tandem.engine.memory.prebuild import prebuild
 from tandem.engine.memory.profile import StepProfile
 from tandem.engine.model_runner import ModelRunner
+from tandem.engine.models.weights import load_weights
 from tandem.engine.schedule.sequence import Sequence
+from tandem.kernels import building
 from tandem.models.random_model import write_random_model
 from tandem.runtime.messages import SamplingParams, StopConditions
 
@@ -44,8 +47,8 @@ UNDER_A_GRAMMAR = 8
 
 
 @contextlib.contextmanager
-def recording_keys(keys: set[str]) -> Iterator[None]:
-    """Add the kernel and the key of every launch of the body."""
+def recording_keys(keys: set[str], *, launches: bool = True) -> Iterator[None]:
+    """Add the kernel and the key of every launch of the body, which otherwise does nothing."""
     run, binders = InterpretedFunction.run, dict[Any, Any]()
 
     def recorded(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
@@ -55,6 +58,8 @@ def recording_keys(keys: set[str]) -> Iterator[None]:
             binders[self.fn] = create_function_from_signature(signature, params, BACKEND)
         _, key, options = binders[self.fn](*args, **kwargs)
         keys.add(f"{self.fn.__name__} {key} {options}")
+        if not launches:
+            return None
         return run(self, *args, grid=grid, warmup=warmup, **kwargs)
 
     InterpretedFunction.run = recorded
@@ -156,6 +161,28 @@ def test_serving_launches_no_build_that_the_warm_up_did_not(engine: Engine) -> N
     assert not sorted(served - warm)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are interpreted without a GPU only")
+def test_the_warm_up_launches_no_build_that_was_not_built_before_it(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = engine.runner
+    assert isinstance(runner, ModelRunner)
+    config, model_config = runner.config, runner.model_config
+    assert config.max_model_len is not None
+    options = {name: getattr(config, name) for name in ("deterministic", "cascade_attention")}
+    kernels = load_kernels("triton", **options)
+    weights = load_weights(config.model, model_config, torch.float32, torch.device("cpu"))
+    early: set[str] = set()
+    with monkeypatch.context() as patch, recording_keys(early, launches=False):
+        patch.setattr(building, "building", contextlib.nullcontext)
+        prebuild(config, model_config, weights, kernels, config.max_model_len)
+    warm: set[str] = set()
+    with recording_keys(warm):
+        profile(runner).warm_up()
+    assert not sorted(warm - early)
+
+
 WIDTHS = """
 import torch
 from tandem.bench.kernels.compile import compiling, meta
@@ -207,4 +234,92 @@ def test_a_worker_counts_and_logs_the_kernels_built_while_it_serves(
     done = subprocess.run(
         command, check=True, env=compile_environment, timeout=100, capture_output=True, text=True
     )
-    assert done.stderr.count("kernel _silu_mul_kernel was built while serving") == 1
+    assert done.stderr.count("while serving, kernel _silu_mul_kernel was built in") == 1
+
+
+WITHOUT_A_COMPILER = """
+from triton.backends.nvidia.compiler import CUDABackend
+from triton.compiler import ASTSource
+
+from tandem.bench.kernels import compile
+from tandem.worker.kernel_builds import listen_to_builds
+
+
+class Module(str):
+    def create_location_snapshot(self, path):
+        pass
+
+
+def no_code(module, metadata):
+    metadata.update(name="", shared=0)
+    return b""
+
+
+def add_stages(self, stages, options, language, *_):
+    stages["ttir"] = stages["ttgir"] = lambda module, metadata: module
+    stages["cubin"] = no_code
+
+
+# All of a launch but the compiler itself, which would take minutes.
+ASTSource.make_ir = lambda *_, **__: Module()
+CUDABackend.add_stages = add_stages
+compile._read = lambda build, arch: build.hash
+lines, builds = [], set()
+listen_to_builds(lines.append)
+"""
+LISTENED = """
+from tandem.bench.kernels.build_cases import build_cases
+
+for case in build_cases(90):
+    with compile.compiling(90) as compiled:
+        case.launch()
+    builds.update(compiled)
+assert len(lines) >= len(builds) > 100, (len(lines), len(builds))
+listen_to_builds(None)
+"""
+
+
+def test_no_launch_of_serving_fails_because_its_build_is_listened_to(
+    compile_environment: dict[str, str],
+) -> None:
+    run_without_a_compiler(LISTENED, compile_environment)
+
+
+def run_without_a_compiler(script: str, environment: dict[str, str]) -> None:
+    command = [sys.executable, "-c", WITHOUT_A_COMPILER + script]
+    subprocess.run(command, check=True, env=environment, timeout=100)
+
+
+PREBUILT = """
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from triton.runtime import driver
+
+from tandem.engine.config import EngineConfig
+from tandem.engine.kernel_set import load_kernels
+from tandem.engine.memory.prebuild import META, cache_folder, prebuild
+from tandem.engine.models.config import load_model_config
+from tandem.engine.models.weights import empty_weights
+from tandem.models.paths import BUNDLED_MODEL
+
+driver.set_active(compile.AbsentChip(90))
+config = EngineConfig(
+    model=str(BUNDLED_MODEL), device="cuda:0", dtype="bfloat16", block_size=64, num_blocks=2048,
+    max_num_batched_tokens=2048, kernels="triton",
+)
+model = replace(load_model_config(BUNDLED_MODEL), dtype="bfloat16")
+for expected in (True, False):
+    lines.clear()
+    weights = empty_weights(model, torch.bfloat16, META)
+    prebuild(config, model, weights, load_kernels("triton"), 2048)
+    assert (len(lines) > 12) is expected, lines
+assert any(cache_folder().iterdir())
+"""
+
+
+def test_a_model_s_kernels_are_built_once_without_a_launch(
+    compile_environment: dict[str, str],
+) -> None:
+    run_without_a_compiler(PREBUILT, compile_environment)

@@ -2,6 +2,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -81,18 +82,30 @@ async def test_blocks_written_in_one_process_arrive_and_are_announced(
         d.expect(-1)
 
 
-async def test_what_the_notice_raises_is_the_caller_s_and_nothing_is_posted(
-    make_pool: MakePool, layout: KvLayout
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("no"), MemoryError("no"), RuntimeError("CUDA error: no"), TransferError("no")],
+)
+async def test_whatever_is_raised_before_a_post_is_a_transfer_error_and_nothing_is_posted(
+    error: Exception, make_pool: MakePool, layout: KvLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As of a GPU without memory for checksums: blocks of a write with another end stay pinned."""
     target = make_pool(4, fill="zero")
     async with running(make_pool(4), layout, "p") as p, running(target, layout, "d") as d:
         await meet(p, d, layout, 4)
+        parts = ((0, layout.head_bytes),)
 
-        def bad_notice(sums: Sequence[int]) -> bytes:
-            raise ValueError("no checksum")
+        def fail(*_: object) -> Any:
+            raise error
 
-        with pytest.raises(ValueError, match="no checksum"):
-            await p.transfer("WRITE", D, whole(layout), [(0, 0)], bad_notice)
+        with pytest.raises(TransferError, match="no"):
+            await p.transfer("WRITE", D, whole(layout), [(0, 0)], fail)
+        with monkeypatch.context() as patch:
+            patch.setattr(agent_module, "checksum_steps", fail)
+            with pytest.raises(TransferError, match="no"):
+                await p.transfer("WRITE", D, whole(layout), [(0, 0)], checked=parts)
+            with pytest.raises(TransferError, match="no"):
+                await d.checksums([0], parts)
         assert not target.tensor.any()
         await p.transfer("WRITE", D, whole(layout), [(0, 0)], lambda _: b"fine")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.masking_utils import sliding_window_causal_mask_function
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -16,7 +17,10 @@ from transformers.models.stablelm.modeling_stablelm import StableLmAttention
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
+from tandem.engine.kernel_set import Kernels, load_kernels
 from tandem.engine.model_runner import ModelRunner
+from tandem.engine.models import generic_model
+from tandem.engine.models.generic_attention import pack_experts
 from tandem.engine.models.generic_masks import Rule, is_window
 from tandem.engine.models.model_code import choose_model_config
 from tandem.engine.schedule.sequence import Sequence
@@ -111,6 +115,36 @@ def test_tokens_and_logits_are_those_of_the_eager_pass(
     check(model, generate(engine))
     check(model, generate(engine))  # the prompts' heads are in the prefix cache
     assert engine.block_pool.num_held == 0
+
+
+def experts_of(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if hasattr(module, "_apply_gate")]
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "deepseek_v3"])
+def test_experts_that_kernels_compute_give_the_tokens_of_the_eager_pass(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU on which torch would look at the counts of their tokens."""
+    model = save(tmp_path, kind, QUICK[kind])
+    packed: list[bool] = []
+
+    def pack_all(model: nn.Module, kernels: Kernels, *_: object) -> None:
+        packed.extend(pack_experts(module, kernels) for module in experts_of(model))
+
+    monkeypatch.setattr(generic_model, "swap_experts", pack_all)
+    check(model, generate(make_engine(tmp_path, kernels="torch")), 1e-4)
+    assert packed and all(packed)
+
+
+@pytest.mark.parametrize("kind", ["gpt_oss", "nemotron_h"])
+def test_experts_that_no_kernel_computes_stay(kind: str) -> None:
+    """They are stored by input, or have no gates."""
+    config = AutoConfig.for_model(kind, **(SIZES | EXPERTS))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    found = experts_of(model)
+    assert found and not any(pack_experts(module, load_kernels("torch")) for module in found)
 
 
 REFUSED = {

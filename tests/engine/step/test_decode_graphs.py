@@ -2,9 +2,10 @@
 
 import logging
 import random
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch
 from tandem.engine.config import EngineConfig
 from tandem.engine.model_runner import ModelRunner
 from tandem.engine.schedule.sequence import PENDING, Chunk, Sequence, one_by_one
-from tandem.engine.step.decode_graphs import batch_sizes
+from tandem.engine.step.decode_graphs import Recorded, batch_sizes
 from tandem.engine.step.sampler import SampledToken
 from tandem.models.random_model import write_random_model
 from tandem.runtime import progress
@@ -20,6 +21,7 @@ from tandem.runtime.errors import InternalError
 from tandem.runtime.messages import SamplingParams, StopConditions
 from tests.engine.step_doubles import CallAgain, Pipeline
 
+T = TypeVar("T")
 VOCAB_SIZE = 300
 BLOCK_SIZE = 4
 MAX_NUM_SEQS = 12
@@ -255,6 +257,35 @@ def test_recording_tells_of_its_progress(
     monkeypatch.setattr(progress, "SHOWN_AFTER_S", 0.0)
     make_runner(folder, CallAgain())
     assert "recording decode steps" in terminal.getvalue()
+
+
+class Refusing(CallAgain):
+    """A recorder of calls that a graph cannot hold, once the largest ones were recorded."""
+
+    def record(self, run: Callable[[], T]) -> Recorded[T]:
+        recorded = super().record(run)
+        if not self.num_left:
+            raise RuntimeError("Cannot copy between CPU and CUDA tensors during graph capture")
+        self.num_left -= 1
+        return recorded
+
+    def __init__(self, num_left: int) -> None:
+        super().__init__()
+        self.num_left = num_left
+
+
+@pytest.mark.parametrize("num_recorded", [0, 5])
+def test_steps_that_cannot_be_recorded_are_launched(
+    folder: Path, num_recorded: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = []
+    for recorder in (None, Refusing(num_recorded)):
+        runner = make_runner(folder, recorder)
+        seqs = make_seqs(runner, [GREEDY, SEEDED])
+        answers.append(Pipeline(runner, overlap=True).generate(seqs, NUM_TOKENS))
+    assert answers[0] == answers[1]
+    [line] = [line for line in caplog.messages if "not recorded" in line]
+    assert "Cannot copy between CPU and CUDA tensors" in line
 
 
 @pytest.mark.parametrize("kind", range(3))

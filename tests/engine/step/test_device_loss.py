@@ -3,7 +3,7 @@ import torch
 
 from tandem.engine.step.device_loss import noticing_device_loss
 from tandem.engine.step.launched import HostTiming, LaunchedStep
-from tandem.engine.step.outcome import DeviceLostError
+from tandem.engine.step.outcome import DeviceLostError, UndrawnError
 
 STICKY = "CUDA error: an illegal memory access was encountered"
 GPU = torch.device("cuda", 0)
@@ -38,6 +38,22 @@ def test_a_step_whose_tokens_do_not_come_loses_the_device(is_sticky: bool) -> No
     step = LaunchedStep(GPU, HostTiming(), FailingTokens())  # type: ignore[arg-type]
     with pytest.raises(DeviceLostError if is_sticky else RuntimeError):
         step.tokens()
+
+
+class LateTokens:
+    def read(self) -> None:
+        raise UndrawnError([], {0: None})
+
+
+def test_a_row_that_waits_for_its_mask_makes_the_host_wait_for_no_other_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[object] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+    step = LaunchedStep(GPU, HostTiming(), LateTokens())  # type: ignore[arg-type]
+    with pytest.raises(UndrawnError):
+        step.tokens()
+    assert not waits
 
 
 def test_an_error_on_a_cpu_is_only_that_error(is_sticky: bool) -> None:
