@@ -133,7 +133,7 @@ def test_experts_that_kernels_compute_give_the_tokens_of_the_eager_pass(
         packed.extend(pack_experts(module, kernels) for module in experts_of(model))
 
     monkeypatch.setattr(generic_model, "swap_experts", pack_all)
-    check(model, generate(make_engine(tmp_path, kernels="torch")), 1e-4)
+    check(model, generate(make_engine(tmp_path, kernels="torch")))
     assert packed and all(packed)
 
 
