@@ -30,6 +30,7 @@ from tandem.runtime.messages import encode
 from tandem.runtime.nats import NatsConnection
 from tandem.runtime.tasks import ends_within
 
+_CREATE_TIMEOUT_S = 10.0  # of each stream: the broker writes it to a disk that may be busy
 _DEDUP_HEADER = "Nats-Msg-Id"
 _REASON_HEADER = "Tandem-Reason"
 _MAX_HEADER_CHARS = 200
@@ -256,7 +257,8 @@ class JetStreamQueue:
     async def _create(self) -> None:
         async with self._creating:
             try:
-                await create_streams(self._jetstream, self._names, self._config)
+                patient = self._connection.client.jetstream(timeout=_CREATE_TIMEOUT_S)
+                await create_streams(patient, self._names, self._config)
             except _NATS_ERRORS as exc:
                 raise self._error("create", exc) from exc
 
