@@ -14,7 +14,7 @@ MAX_COSTLY = 3  # grammars of a caller within REMEMBERED_S
 
 
 class Refusals:
-    """What failed a short while ago: it is refused at once, without another trial."""
+    """Grammars that failed a short while ago: refused at once, without another trial."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -191,6 +191,8 @@ class Router:
 
     def _best(self, costs: Floats, num_cached: Floats | None, margin: float) -> int:
         """Return the position of the cheapest, or of one that is as good."""
+        if len(costs) == 1:
+            return 0
         cheapest = costs.argmin()
         is_good = costs <= costs[cheapest] * (1 + margin)
         if num_cached is not None:
@@ -224,6 +226,8 @@ class Router:
 
         Of those that take tickets the ones with the most answers, and all others.
         """
+        if len(candidates) == 1:
+            return None
         sharing = self._loads.sharing(self.clock())
         if sharing is None:
             return None

@@ -52,7 +52,7 @@ class Instance(Message, frozen=True, tag=False):
 
 
 class AnswerRules(Message, frozen=True, tag=False):
-    """How the text of a model becomes an answer, where its workers say more than its template."""
+    """The rules from text to answer, where a model's workers say more than its chat template."""
 
     tool_format: Name = ""  # of calls; empty: by the chat template
     reasoning_format: Name = ""

@@ -1,1 +1,1 @@
-"""Who may make a request, and how many: API keys with limits and scopes, and web pages."""
+"""Access to a frontend: API keys with limits and scopes, and the web pages that may call it."""

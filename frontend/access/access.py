@@ -1,4 +1,4 @@
-"""Who may make a request: a holder of an API key, or where there are none, no stranger's web page.
+"""Access to a frontend: by an API key, or where there are none, for all but strangers' web pages.
 
 The live page has a key of its own then.
 """

@@ -1,4 +1,4 @@
-"""What each filter and each method of text costs in a chat template, by its arguments.
+"""The cost of each filter and text method in a chat template, by its arguments.
 
 One without a rule here is not there.
 """

@@ -49,7 +49,7 @@ class Size:
 
 
 class Work(threading.local):
-    """What is left for the rendering of this thread; nothing outside of one."""
+    """The work left for the rendering of this thread; none outside of one."""
 
     left = 0
     end_s = 0.0

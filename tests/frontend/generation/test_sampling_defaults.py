@@ -1,4 +1,4 @@
-"""What a model's generation_config.json says of sampling counts where a request says nothing."""
+"""The sampling of a model's generation_config.json counts where a request names none."""
 
 import json
 from typing import Any
