@@ -31,7 +31,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --prefer-binary
 
 # deathwatch: what is served ends with make, however make ends
 serve: $(READY)
-	@exec $(BIN)/python -I -S launch/supervise/deathwatch.py $$PPID \
+	@exec $(BIN)/python -I -S runtime/local/deathwatch.py $$PPID \
 		$(BIN)/tandem serve $(MODEL) --topology $(TOPOLOGY) --port $(PORT)
 
 # Tests start many processes: these find modules that others have compiled. One thread each: none may

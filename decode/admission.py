@@ -18,7 +18,7 @@ from tandem.router.predict import (
     Prediction,
     predict,
 )
-from tandem.runtime.messages import PrefillPlace, Targets
+from tandem.runtime.wire.messages import PrefillPlace, Targets
 
 SURE_SHARE = 0.7  # of the target of a first token: other prompts may come first to another worker
 MIN_GAIN = 0.1  # of the local cost: a remote prefill moves KV, which is work of its own

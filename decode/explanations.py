@@ -9,9 +9,11 @@ from tandem.decode.admission import SURE_SHARE, Decision, num_missed
 from tandem.decode.requests import ActiveRequest
 from tandem.router.predict import Prediction
 from tandem.runtime.context import RequestContext
-from tandem.runtime.decoding import decoder
 from tandem.runtime.errors import InvalidRequestError
-from tandem.runtime.explain_messages import (
+from tandem.runtime.plane.server import Responder
+from tandem.runtime.tracing.timeline import Timeline
+from tandem.runtime.wire.decoding import decoder
+from tandem.runtime.wire.explain_messages import (
     MAX_REMEMBERED,
     ConsideredPlace,
     ExplainRequest,
@@ -19,9 +21,7 @@ from tandem.runtime.explain_messages import (
     PromptExplanations,
     RoutedWorker,
 )
-from tandem.runtime.messages import Routed, encode
-from tandem.runtime.plane.server import Responder
-from tandem.runtime.timeline import Timeline
+from tandem.runtime.wire.messages import Routed, encode
 
 _decode_request = decoder(ExplainRequest, InvalidRequestError)
 

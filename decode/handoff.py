@@ -12,12 +12,12 @@ from tandem.decode.admission import given_up
 from tandem.decode.metrics import DecodeMetrics
 from tandem.decode.requests import ActiveRequest
 from tandem.decode.transfer_cost import TransferCost
-from tandem.engine.engine import Engine
-from tandem.engine.loop import EngineLoop
-from tandem.engine.outputs import SequenceOutput
+from tandem.engine.core.engine import Engine
+from tandem.engine.core.loop import EngineLoop
+from tandem.engine.schedule.outputs import SequenceOutput
 from tandem.engine.step.sampler import SampledToken
 from tandem.runtime.errors import InternalError, NotFoundError
-from tandem.runtime.handoff_messages import FirstToken, Settled
+from tandem.runtime.wire.handoff_messages import FirstToken, Settled
 from tandem.transfer.handoff.causes import CloseCause
 from tandem.transfer.handoff.decode import DecodeHandoff
 from tandem.transfer.handoff.receiver import HandoffReceiver, ReceiverTools

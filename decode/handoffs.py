@@ -13,20 +13,20 @@ from tandem.decode.handoff import HandoffTools, RemotePrefill
 from tandem.decode.metrics import DecodeMetrics
 from tandem.decode.requests import ActiveRequest
 from tandem.decode.transfer_cost import TransferCost
-from tandem.engine.engine import Engine
-from tandem.engine.loop import EngineLoop
-from tandem.engine.outputs import Reservation
-from tandem.runtime.cluster_messages import Instance
+from tandem.engine.core.engine import Engine
+from tandem.engine.core.loop import EngineLoop
+from tandem.engine.schedule.outputs import Reservation
 from tandem.runtime.context import RequestContext
-from tandem.runtime.decoding import decoder
 from tandem.runtime.errors import InvalidRequestError
-from tandem.runtime.handoff_messages import Ack, Claimed, FirstToken, PrefillJob
-from tandem.runtime.messages import encode, pack_tokens
-from tandem.runtime.node import Node
+from tandem.runtime.membership.node import Node
 from tandem.runtime.plane.server import RequestServer, Responder
-from tandem.runtime.request_bounds import check_token_id
+from tandem.runtime.wire.cluster_messages import Instance
+from tandem.runtime.wire.decoding import decoder
+from tandem.runtime.wire.handoff_messages import Ack, Claimed, FirstToken, PrefillJob
+from tandem.runtime.wire.messages import encode, pack_tokens
+from tandem.runtime.wire.request_bounds import check_token_id
+from tandem.transfer.agents.group import TransferGroup
 from tandem.transfer.config import TransferConfig
-from tandem.transfer.group import TransferGroup
 from tandem.transfer.handoff.causes import CloseCause
 from tandem.transfer.handoff.table import OpenHandoffs
 from tandem.worker.load_reports import OwnPrompts

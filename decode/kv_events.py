@@ -3,9 +3,9 @@
 import asyncio
 from collections import deque
 
-from tandem.runtime.cluster_messages import KvEvent
-from tandem.runtime.events import Events, kv_subject
-from tandem.runtime.messages import encode
+from tandem.runtime.bus.events import Events, kv_subject
+from tandem.runtime.wire.cluster_messages import KvEvent
+from tandem.runtime.wire.messages import encode
 
 
 class KvEventPublisher:

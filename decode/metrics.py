@@ -8,10 +8,10 @@ from prometheus_client import Counter, Histogram
 
 from tandem.decode.config import DisaggConfig
 from tandem.decode.requests import ActiveRequest
-from tandem.engine.outputs import LoadStats
+from tandem.engine.schedule.outputs import LoadStats
 from tandem.queue.prefill_queue import QueueDepth
-from tandem.runtime.metrics import LATENCY_BUCKETS_S, counter, gauge, histogram
-from tandem.runtime.timeline import Stage, course, intervals_ms
+from tandem.runtime.process.metrics import LATENCY_BUCKETS_S, counter, gauge, histogram
+from tandem.runtime.tracing.timeline import Stage, course, intervals_ms
 from tandem.transfer.handoff.causes import CloseCause, DropCause
 
 # Verification on a GPU is tens of microseconds, a wait in the queue can be seconds.

@@ -2,12 +2,12 @@
 
 import time
 
-from tandem.engine.engine import Engine
+from tandem.engine.core.engine import Engine
 from tandem.runtime.address import EndpointAddress
-from tandem.runtime.cluster_messages import ModelCard
-from tandem.runtime.messages import ModelFiles
-from tandem.runtime.model_files import files_digest
-from tandem.runtime.node import Node
+from tandem.runtime.membership.model_files import files_digest
+from tandem.runtime.membership.node import Node
+from tandem.runtime.wire.cluster_messages import ModelCard
+from tandem.runtime.wire.messages import ModelFiles
 
 
 def model_card(

@@ -10,14 +10,14 @@ from tandem.decode.admission import PrefillSide, leaves_tickets
 from tandem.decode.handoffs import RemotePrefills
 from tandem.decode.metrics import DecodeMetrics
 from tandem.decode.transfer_cost import TransferCost
-from tandem.engine.engine import Engine
-from tandem.engine.outputs import Backlog, LoadStats
+from tandem.engine.core.engine import Engine
+from tandem.engine.schedule.outputs import Backlog, LoadStats
 from tandem.engine.schedule.sequence import Sequence
 from tandem.queue.prefill_queue import QueueDepth
 from tandem.router.predict import PlaceLoad
-from tandem.runtime.cluster_messages import Instance, LoadReport
-from tandem.runtime.decoding import RefusalLog, decoder
 from tandem.runtime.errors import ProtocolError, ServiceError
+from tandem.runtime.wire.cluster_messages import Instance, LoadReport
+from tandem.runtime.wire.decoding import RefusalLog, decoder
 from tandem.worker.worker import Worker
 
 logger = logging.getLogger(__name__)

@@ -4,13 +4,17 @@ import asyncio
 from dataclasses import dataclass, field
 
 from tandem.decode.admission import Decision
-from tandem.engine.outputs import SequenceOutput
+from tandem.engine.schedule.outputs import SequenceOutput
 from tandem.engine.schedule.sequence import Sequence
-from tandem.runtime.bounds import MAX_TEXT
 from tandem.runtime.context import RequestContext
-from tandem.runtime.decoding import decoder
 from tandem.runtime.errors import InvalidRequestError, NotFoundError, TandemError
-from tandem.runtime.messages import (
+from tandem.runtime.plane.server import Responder
+from tandem.runtime.tracing.spans import RequestSpan
+from tandem.runtime.tracing.timeline import Timeline
+from tandem.runtime.tracing.trace import TraceFile
+from tandem.runtime.wire.bounds import MAX_TEXT
+from tandem.runtime.wire.decoding import decoder
+from tandem.runtime.wire.messages import (
     FinishReason,
     GenerateRequest,
     PrefillReport,
@@ -18,12 +22,8 @@ from tandem.runtime.messages import (
     TokenLogprobs,
     encode,
 )
-from tandem.runtime.plane.server import Responder
-from tandem.runtime.prompt_logprobs import PromptLogprobs
-from tandem.runtime.request_bounds import checked_token_ids
-from tandem.runtime.spans import RequestSpan
-from tandem.runtime.timeline import Timeline
-from tandem.runtime.trace import TraceFile
+from tandem.runtime.wire.prompt_logprobs import PromptLogprobs
+from tandem.runtime.wire.request_bounds import checked_token_ids
 
 _decode_request = decoder(GenerateRequest, InvalidRequestError)
 

@@ -1,8 +1,8 @@
 """The thresholds in force: those of the config, overlaid with the live values in etcd."""
 
 from tandem.decode.config import DisaggConfig
-from tandem.runtime.discovery import WatchView
-from tandem.runtime.live_config import LiveSection
+from tandem.runtime.store.discovery import WatchView
+from tandem.runtime.store.live_config import LiveSection
 
 
 class LiveThresholds(LiveSection[DisaggConfig]):

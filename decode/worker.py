@@ -24,18 +24,12 @@ from tandem.decode.prefill_view import PrefillView
 from tandem.decode.requests import ActiveRequest
 from tandem.decode.thresholds import LiveThresholds
 from tandem.decode.transfer_cost import TransferCost
-from tandem.engine.engine import Engine
-from tandem.engine.outputs import LoadStats, SequenceOutput
+from tandem.engine.core.engine import Engine
+from tandem.engine.schedule.outputs import LoadStats, SequenceOutput
 from tandem.router.predict import shared_step_s
 from tandem.runtime.address import EndpointAddress
-from tandem.runtime.cluster_messages import RoleName
+from tandem.runtime.bus.events import load_subject
 from tandem.runtime.context import RequestContext
-from tandem.runtime.discovery import (
-    config_prefix,
-    register_model,
-    register_transfer,
-    watch_instances,
-)
 from tandem.runtime.errors import (
     CancelledRequestError,
     IncompleteError,
@@ -44,12 +38,18 @@ from tandem.runtime.errors import (
     TandemError,
     UnavailableError,
 )
-from tandem.runtime.events import load_subject
-from tandem.runtime.explain_messages import EXPLAIN_ENDPOINT
-from tandem.runtime.messages import ModelFiles, encode
-from tandem.runtime.model_files import MODEL_FILES_ENDPOINT
+from tandem.runtime.membership.model_files import MODEL_FILES_ENDPOINT
 from tandem.runtime.plane.server import Responder
+from tandem.runtime.store.discovery import (
+    config_prefix,
+    register_model,
+    register_transfer,
+    watch_instances,
+)
 from tandem.runtime.tasks import ends_within, keep_running
+from tandem.runtime.wire.cluster_messages import RoleName
+from tandem.runtime.wire.explain_messages import EXPLAIN_ENDPOINT
+from tandem.runtime.wire.messages import ModelFiles, encode
 from tandem.worker.role import Details
 from tandem.worker.worker import Worker
 

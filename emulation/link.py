@@ -9,11 +9,11 @@ from typing import Any
 
 from tandem.emulation.profile import Profile
 from tandem.emulation.runner import LayersEvent
-from tandem.transfer.group import TransferGroup, WriteOrder
+from tandem.transfer.agents.group import TransferGroup, WriteOrder
+from tandem.transfer.agents.link import Link, LinkRates
+from tandem.transfer.agents.link_probe import SpareLink, core_share
 from tandem.transfer.handoff.landed import decode_landed
 from tandem.transfer.layout import RankPair
-from tandem.transfer.link import Link, LinkRates
-from tandem.transfer.link_probe import SpareLink, core_share
 
 
 class EmulatedGroup(TransferGroup):

@@ -20,7 +20,7 @@ from tandem.emulation.digests import (
 )
 from tandem.engine.schedule.sequence import PENDING, Chunk
 from tandem.runtime.errors import InvalidRequestError
-from tandem.runtime.messages import SamplingParams, encode
+from tandem.runtime.wire.messages import SamplingParams, encode
 
 NUM_LAYERS = 4
 PLAIN = SamplingParams()

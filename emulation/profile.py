@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat, Pos
 
 from tandem.engine.schedule.step_cost import StepWork
 from tandem.runtime.errors import ConfigError
-from tandem.runtime.names import did_you_mean
+from tandem.runtime.process.names import did_you_mean
 
 ROOM = Path(__file__).parent
 MAX_FILE_BYTES = 64 * 1024

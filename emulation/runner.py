@@ -14,14 +14,14 @@ import torch
 from tandem.emulation.pool import NUM_LAYERS, DigestPool, Work
 from tandem.emulation.profile import load_profile
 from tandem.engine.config import DeviceKind, EngineConfig
+from tandem.engine.execution.model_code import choose_model_config
 from tandem.engine.memory.kv_cache import KvCache, choose_block_size, choose_max_model_len
-from tandem.engine.models.model_code import choose_model_config
 from tandem.engine.schedule.sequence import Chunk, OnLayers
 from tandem.engine.schedule.step_cost import work_of
 from tandem.engine.step.decode_graphs import batch_sizes
 from tandem.engine.step.prompt_scoring import ScoredPart
 from tandem.engine.step.sampler import SampledToken
-from tandem.runtime.messages import TokenLogprobs
+from tandem.runtime.wire.messages import TokenLogprobs
 
 
 class EmulatedRunner:

@@ -6,8 +6,8 @@ from pathlib import Path
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from tandem.runtime.errors import InvalidRequestError
-from tandem.runtime.messages import Grammar
 from tandem.runtime.printable import one_line
+from tandem.runtime.wire.messages import Grammar
 
 MAX_ERROR_BYTES = 400
 _EXCERPT = re.compile(r"^ *\d+ \| .*\n( *\^\n)?", re.MULTILINE)  # of a Lark grammar

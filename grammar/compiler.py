@@ -16,9 +16,9 @@ from tandem.grammar.refusals import Refusals
 from tandem.grammar.trial import TrialProcess
 from tandem.grammar.verdict import Verdict
 from tandem.runtime.errors import InvalidRequestError
-from tandem.runtime.folder_files import check_file, is_there
-from tandem.runtime.messages import Grammar
+from tandem.runtime.membership.folder_files import check_file, is_there
 from tandem.runtime.native import fault_of
+from tandem.runtime.wire.messages import Grammar
 
 logger = logging.getLogger(__name__)
 

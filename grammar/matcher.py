@@ -17,8 +17,8 @@ from llguidance import LLMatcher
 from tandem.grammar.compiled import grammar_error
 from tandem.grammar.consuming import Consumer
 from tandem.runtime.errors import InternalError, InvalidRequestError, TandemError
-from tandem.runtime.messages import Grammar
 from tandem.runtime.native import fault_of
+from tandem.runtime.wire.messages import Grammar
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 
 from tandem.runtime.errors import InvalidRequestError, OverloadedError
-from tandem.runtime.messages import Grammar
+from tandem.runtime.wire.messages import Grammar
 
 REMEMBERED_S = 60.0  # a verdict may be of a busy moment
 MAX_REMEMBERED = 1024  # grammars, and callers

@@ -9,8 +9,8 @@ from typing import Any
 from tandem.runtime import json_schema
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.json_schema import Path, Schema
-from tandem.runtime.messages import Grammar
 from tandem.runtime.printable import one_line
+from tandem.runtime.wire.messages import Grammar
 
 # llguidance's. Any other is an annotation, as the specification of JSON Schema has it.
 FORMATS = frozenset(

@@ -11,7 +11,7 @@ from tandem.grammar.compiled import LIMITS, compile_source, grammar_error
 from tandem.grammar.schemas import fault_of, prepared, schemas_in_lark
 from tandem.grammar.structural_tag import structural_tag_lark
 from tandem.runtime.errors import InvalidRequestError
-from tandem.runtime.messages import Grammar
+from tandem.runtime.wire.messages import Grammar
 
 # White space between the parts of a JSON value: a space, or a line break and an indentation. With
 # more of it a model may write nothing else.

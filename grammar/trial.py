@@ -14,8 +14,8 @@ import msgspec
 
 from tandem.grammar.verdict import LENGTH, Order, Verdict, framed
 from tandem.runtime.errors import UnavailableError
-from tandem.runtime.messages import Grammar
 from tandem.runtime.tasks import cancel
+from tandem.runtime.wire.messages import Grammar
 
 START_TIMEOUT_S = 60.0  # of the process, which loads a tokenizer
 _SERVER = "tandem.grammar.trial_server"

@@ -21,7 +21,7 @@ from tandem.grammar.compiled import load_tokenizer
 from tandem.grammar.source import tried_source
 from tandem.grammar.verdict import LENGTH, Order, Verdict, framed
 from tandem.runtime.errors import InvalidRequestError
-from tandem.runtime.messages import Grammar
+from tandem.runtime.wire.messages import Grammar
 
 LONGEST_TRIAL_S = 5.0  # then a trial ends by itself, in case its worker is gone
 MAX_MEMORY_BYTES = 4 * 2**30

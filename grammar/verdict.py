@@ -4,7 +4,7 @@ import struct
 
 import msgspec
 
-from tandem.runtime.messages import Grammar
+from tandem.runtime.wire.messages import Grammar
 
 LENGTH = struct.Struct("<I")
 

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tandem.runtime.progress import ProgressBar
+from tandem.runtime.process.progress import ProgressBar
 
 # Nothing that could be run: weights as safetensors, the rest as JSON or a template.
 _PATTERNS = ["*.json", "*.safetensors", "*.jinja"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from tandem.models import hub
 from tandem.runtime.errors import ModelError
 from tandem.runtime.extras import install_command
-from tandem.runtime.folder_files import is_there
+from tandem.runtime.membership.folder_files import is_there
 
 BUNDLED_MODEL_NAME = "tandem-tiny"
 BUNDLED_MODEL = Path(__file__).resolve().parent / BUNDLED_MODEL_NAME

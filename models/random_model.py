@@ -13,8 +13,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from tandem.engine.models.architectures import LLAMA, QWEN2, QWEN3
-from tandem.engine.models.spec import TensorSpec, model_tensors
+from tandem.engine.architecture.architectures import LLAMA, QWEN2, QWEN3
+from tandem.engine.architecture.spec import TensorSpec, model_tensors
 from tandem.models.folder import (
     IM_END,
     byte_level_tokenizer,

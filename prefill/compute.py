@@ -4,15 +4,15 @@ import asyncio
 import time
 from bisect import bisect_right
 
-from tandem.engine.outputs import SequenceOutput
+from tandem.engine.schedule.outputs import SequenceOutput
 from tandem.engine.schedule.sequence import LayerProgress, Sequence, layer_boundaries
 from tandem.engine.schedule.windows import first_read
 from tandem.prefill.tools import PromptTools
-from tandem.runtime.block_hash import num_blocks_of
 from tandem.runtime.errors import TandemError, TransferError
-from tandem.runtime.handoff_messages import FirstToken
-from tandem.runtime.request_bounds import checked_token_ids
-from tandem.runtime.timeline import Timeline
+from tandem.runtime.tracing.timeline import Timeline
+from tandem.runtime.wire.block_hash import num_blocks_of
+from tandem.runtime.wire.handoff_messages import FirstToken
+from tandem.runtime.wire.request_bounds import checked_token_ids
 from tandem.transfer.handoff.claimant import Claimant
 from tandem.transfer.handoff.writer import BlockWriter, ComputedBlocks
 

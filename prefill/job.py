@@ -7,10 +7,10 @@ from tandem.prefill.tools import JobTools
 from tandem.queue.prefill_queue import Delivery
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import TandemError
-from tandem.runtime.handoff_messages import PrefillJob
-from tandem.runtime.logs import log_for
-from tandem.runtime.spans import RequestSpan
-from tandem.runtime.timeline import Timeline
+from tandem.runtime.process.logs import log_for
+from tandem.runtime.tracing.spans import RequestSpan
+from tandem.runtime.tracing.timeline import Timeline
+from tandem.runtime.wire.handoff_messages import PrefillJob
 from tandem.transfer.handoff.sender import HandoffSender
 
 logger = logging.getLogger(__name__)

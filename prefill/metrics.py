@@ -3,11 +3,11 @@
 import contextlib
 from typing import TYPE_CHECKING
 
-from tandem.runtime.cluster_messages import LinkReport
-from tandem.runtime.metrics import counter, gauge
+from tandem.runtime.process.metrics import counter, gauge
+from tandem.runtime.wire.cluster_messages import LinkReport
 
 if TYPE_CHECKING:
-    from tandem.engine.outputs import LoadStats
+    from tandem.engine.schedule.outputs import LoadStats
 
 
 class PrefillMetrics:

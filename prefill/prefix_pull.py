@@ -4,16 +4,16 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from tandem.engine.loop import EngineLoop
+from tandem.engine.core.loop import EngineLoop
 from tandem.engine.schedule.sequence import Sequence
-from tandem.runtime.decoding import decoder
 from tandem.runtime.errors import TandemError
-from tandem.runtime.handoff_messages import PrefixBlocks, PrefixRequest
-from tandem.runtime.messages import encode
-from tandem.runtime.token_rate import TokenRate
-from tandem.transfer.group import TransferGroup
+from tandem.runtime.process.token_rate import TokenRate
+from tandem.runtime.wire.decoding import decoder
+from tandem.runtime.wire.handoff_messages import PrefixBlocks, PrefixRequest
+from tandem.runtime.wire.messages import encode
+from tandem.transfer.agents.group import TransferGroup
+from tandem.transfer.agents.link import Link
 from tandem.transfer.handoff.prefill import PrefillHandoff
-from tandem.transfer.link import Link
 
 _decode_blocks = decoder(PrefixBlocks)
 

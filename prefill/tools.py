@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tandem.prefill.metrics import PrefillMetrics
-from tandem.runtime.messages import Grammar
-from tandem.runtime.trace import TraceFile
+from tandem.runtime.tracing.trace import TraceFile
+from tandem.runtime.wire.messages import Grammar
+from tandem.transfer.agents.group import TransferGroup
 from tandem.transfer.config import TransferConfig
-from tandem.transfer.group import TransferGroup
 from tandem.transfer.handoff.sender import SenderTools
 
 if TYPE_CHECKING:  # other engines than Tandem's have jobs, too
-    from tandem.engine.loop import EngineLoop
-    from tandem.engine.models.layer_groups import LayerGroups
-    from tandem.engine.outputs import SequenceOutput
+    from tandem.engine.architecture.layer_groups import LayerGroups
+    from tandem.engine.core.loop import EngineLoop
+    from tandem.engine.schedule.matcher import Matcher
+    from tandem.engine.schedule.outputs import SequenceOutput
     from tandem.engine.schedule.sequence import LayerProgress, Sequence
-    from tandem.engine.step.masks import Matcher
     from tandem.prefill.prefix_pull import PrefixPuller
 
 

@@ -5,7 +5,7 @@ import contextlib
 import logging
 from functools import partial
 
-from tandem.engine.outputs import LoadStats, SequenceOutput
+from tandem.engine.schedule.outputs import LoadStats, SequenceOutput
 from tandem.engine.schedule.sequence import LayerProgress, layer_boundaries
 from tandem.prefill.compute import PromptComputation, Step
 from tandem.prefill.config import PrefillConfig
@@ -16,12 +16,12 @@ from tandem.prefill.running_jobs import RunningJobs
 from tandem.prefill.tools import JobTools, PromptTools
 from tandem.queue.prefill_queue import Delivery
 from tandem.runtime.address import EndpointAddress
-from tandem.runtime.cluster_messages import RoleName, TransferMetadata
-from tandem.runtime.discovery import watch_transfer
+from tandem.runtime.process.token_rate import TokenRate
+from tandem.runtime.store.discovery import watch_transfer
 from tandem.runtime.tasks import cancel, keep_running
-from tandem.runtime.token_rate import TokenRate
+from tandem.runtime.wire.cluster_messages import RoleName, TransferMetadata
+from tandem.transfer.agents.link import GROUP_COUNTS
 from tandem.transfer.handoff.sender import SenderTools
-from tandem.transfer.link import GROUP_COUNTS
 from tandem.worker.role import Details
 from tandem.worker.worker import Worker
 

@@ -22,13 +22,13 @@ from tandem.queue.limits import flaw
 from tandem.queue.prefill_queue import Delivery, QueueDepth
 from tandem.queue.pull import PullConsumer, best_effort
 from tandem.queue.streams import QueueNames, create_streams
+from tandem.runtime.bus.nats import NatsConnection
 from tandem.runtime.clock import wall_seconds
-from tandem.runtime.decoding import decoder
 from tandem.runtime.errors import ProtocolError, ServiceError
-from tandem.runtime.handoff_messages import PrefillJob
-from tandem.runtime.messages import encode
-from tandem.runtime.nats import NatsConnection
 from tandem.runtime.tasks import ends_within
+from tandem.runtime.wire.decoding import decoder
+from tandem.runtime.wire.handoff_messages import PrefillJob
+from tandem.runtime.wire.messages import encode
 
 _CREATE_TIMEOUT_S = 10.0  # of each stream: the broker writes it to a disk that may be busy
 _DEDUP_HEADER = "Nats-Msg-Id"

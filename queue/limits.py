@@ -1,7 +1,7 @@
 """The numbers that a ticket may hold: a stranger's are not acted on."""
 
 from tandem.queue.config import QueueConfig
-from tandem.runtime.handoff_messages import PrefillJob
+from tandem.runtime.wire.handoff_messages import PrefillJob
 
 
 def flaw(job: PrefillJob, config: QueueConfig) -> str | None:

@@ -7,7 +7,7 @@ Without the broker `publish` and `depth` fail at once; `receive` waits for its r
 from dataclasses import dataclass
 from typing import Protocol
 
-from tandem.runtime.handoff_messages import PrefillJob
+from tandem.runtime.wire.handoff_messages import PrefillJob
 
 
 @dataclass(frozen=True, slots=True)

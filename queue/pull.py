@@ -17,8 +17,8 @@ import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from tandem.runtime.bus.nats import NatsConnection
 from tandem.runtime.clock import wall_seconds
-from tandem.runtime.nats import NatsConnection
 from tandem.runtime.tasks import ends_within
 
 logger = logging.getLogger(__name__)

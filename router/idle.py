@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from tandem.router.predict import Pace, PlaceLoad
-from tandem.runtime.cluster_messages import LoadReport, WorkerStatus
+from tandem.runtime.wire.cluster_messages import LoadReport, WorkerStatus
 
 LONG_WAIT_S = 1.0  # predicted for the next prompt of a decode worker
 _LOCAL = "prompts.local."  # details of a decode worker: its local prompts by cause

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from tandem.router.kv_index import KvIndex
-from tandem.runtime.cluster_messages import KvEvent
-from tandem.runtime.decoding import RefusalLog, decoder
 from tandem.runtime.errors import ProtocolError, TandemError
+from tandem.runtime.wire.cluster_messages import KvEvent
+from tandem.runtime.wire.decoding import RefusalLog, decoder
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.router.predict import Floats
-from tandem.runtime.cluster_messages import KvEvent
+from tandem.runtime.wire.cluster_messages import KvEvent
 
 # A full index evicts this part of itself at a time. Iterating over a dict also passes the places of
 # removed entries, so the oldest entries are evicted many at a time and never one by one.

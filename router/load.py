@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from tandem.router.predict import Pace, PlaceLoad, nominal_s
-from tandem.runtime.cluster_messages import LoadReport, StepCosts
+from tandem.runtime.wire.cluster_messages import LoadReport, StepCosts
 
 RATE_S = 10.0  # in which the rate of prompts forgets most of what was before
 

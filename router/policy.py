@@ -19,8 +19,8 @@ from tandem.router.predict import (
     delay_s,
     num_holding,
 )
-from tandem.runtime.cluster_messages import LoadReport
-from tandem.runtime.messages import MAX_ROUTED, Routed
+from tandem.runtime.wire.cluster_messages import LoadReport
+from tandem.runtime.wire.messages import MAX_ROUTED, Routed
 
 MARGIN = 0.1  # of a predicted delay: learned costs of alike workers differ by this
 

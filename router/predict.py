@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from tandem.runtime.cluster_messages import LoadReport, StepCosts
+from tandem.runtime.wire.cluster_messages import LoadReport, StepCosts
 
 Floats = NDArray[np.float64]
 Real = TypeVar("Real", float, Floats)

@@ -1,12 +1,11 @@
 """The public names for authors of workers and engines."""
 
-from tandem.runtime.cluster_messages import StepCosts
+from tandem.runtime.wire.cluster_messages import StepCosts
 from tandem.sdk import exceptions
 from tandem.sdk.conformance.errors import ConformanceError
 from tandem.sdk.conformance.kit import ConformanceReport, run_conformance
 from tandem.sdk.conformance.streams import ConformanceSettings
 from tandem.sdk.dynamo import dp_rank
-from tandem.sdk.dynamo.annotated import Annotated
 from tandem.sdk.engine.disaggregation import (
     DisaggregationMode,
     enforce_prefill_max_tokens,
@@ -14,7 +13,6 @@ from tandem.sdk.engine.disaggregation import (
     require_prefill_result,
 )
 from tandem.sdk.engine.llm_engine import LLMEngine
-from tandem.sdk.engine.run import run
 from tandem.sdk.engine.types import (
     ComponentSnapshot,
     EngineConfig,
@@ -22,8 +20,9 @@ from tandem.sdk.engine.types import (
     GenerateRequest,
     LlmRegistration,
 )
-from tandem.sdk.engine.worker import EngineWorker
 from tandem.sdk.engine.worker_config import WorkerConfig
+from tandem.sdk.engine_worker.run import run
+from tandem.sdk.engine_worker.worker import EngineWorker
 from tandem.sdk.exceptions import DynamoException, StreamIncomplete
 from tandem.sdk.kv.aggregator import AggregatedMetrics, KvMetricsAggregator
 from tandem.sdk.kv.events import KvEventPublisher
@@ -51,6 +50,7 @@ from tandem.sdk.service.dependencies import (
 )
 from tandem.sdk.service.instance import serve_service
 from tandem.sdk.worker import telemetry
+from tandem.sdk.worker.annotated import Annotated
 from tandem.sdk.worker.client import Client, Responses
 from tandem.sdk.worker.cluster import find_cluster
 from tandem.sdk.worker.context import Context

@@ -16,7 +16,6 @@ from tandem.sdk.engine.disaggregation import DisaggregationMode, enforce_prefill
 from tandem.sdk.engine.health_check import build_health_check_payload
 from tandem.sdk.engine.llm_engine import LLMEngine
 from tandem.sdk.engine.metrics import SnapshotPublisher
-from tandem.sdk.engine.run import run
 from tandem.sdk.engine.types import (
     CompletionUsage,
     ComponentSnapshot,
@@ -25,6 +24,7 @@ from tandem.sdk.engine.types import (
     GenerateRequest,
 )
 from tandem.sdk.engine.worker_config import WorkerConfig
+from tandem.sdk.engine_worker.run import run
 from tandem.sdk.worker.context import Context
 
 BUNDLED_MODEL = "tandem-tiny"  # its tokenizer and chat template are in the package

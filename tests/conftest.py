@@ -12,9 +12,9 @@ import pytest
 import uvloop
 from hypothesis import settings
 
-from tandem.runtime import otel
 from tandem.runtime.address import new_id
 from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.tracing import otel
 from tests.apart import move_apart
 from tests.services import EtcdServer, NatsServer
 

@@ -7,22 +7,22 @@ from pathlib import Path
 import pytest
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.engine import Engine
-from tandem.engine.model_runner import ModelRunner
-from tandem.engine.outputs import SequenceOutput
+from tandem.engine.core.engine import Engine
+from tandem.engine.execution.model_runner import ModelRunner
+from tandem.engine.schedule.outputs import SequenceOutput
 from tandem.engine.schedule.sequence import Sequence
 from tandem.models.random_model import write_random_model
 from tandem.queue.config import QueueConfig
 from tandem.queue.deployment import deployment_id
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.messages import SamplingParams, StopConditions, TokenLogprobs
-from tandem.runtime.model_files import weights_fingerprint
-from tandem.runtime.node import Node
+from tandem.runtime.membership.model_files import weights_fingerprint
+from tandem.runtime.membership.node import Node
+from tandem.runtime.wire.messages import SamplingParams, StopConditions, TokenLogprobs
+from tandem.transfer.agents.group import TransferGroup
+from tandem.transfer.agents.link import LinkRates
 from tandem.transfer.config import TransferConfig
-from tandem.transfer.group import TransferGroup
 from tandem.transfer.layout import KvLayout
-from tandem.transfer.link import LinkRates
 
 MODEL = "tiny"
 BLOCK_SIZE = 4

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import msgspec
 
-from tandem.runtime.bounds import Message
+from tandem.runtime.wire.bounds import Message
 
 NESTED = [
     *(b"\x91" * 100_000, b"\x81\xa1a" * 100_000, b"[" * 100_000, b'{"a":' * 100_000),

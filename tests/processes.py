@@ -4,8 +4,8 @@ import asyncio
 import re
 import subprocess
 
-from tandem.launch.supervise.child_process import ChildProcess
 from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.local.child_process import ChildProcess
 
 
 def cluster_variables(config: RuntimeConfig) -> dict[str, str]:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from tandem.launch.supervise.local_servers import etcd_binary, nats_binary
+from tandem.runtime.local.local_servers import etcd_binary, nats_binary
 
 PATIENCE_S = 60.0  # for what comes at once on an idle machine: no test fails because of a busy one
 _PORTS = range(16_000, 32_000)  # below those that Linux gives to connections

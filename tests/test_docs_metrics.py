@@ -9,11 +9,11 @@ from typing import NamedTuple
 from prometheus_client.metrics import MetricWrapperBase
 
 from tandem.decode.metrics import DecodeMetrics
-from tandem.frontend.metrics import FrontendMetrics, Histogram, Sums
+from tandem.frontend.telemetry.metrics import FrontendMetrics, Histogram, Sums
 from tandem.prefill.metrics import PrefillMetrics
-from tandem.runtime.loop_watch import LoopMetrics
+from tandem.runtime.process.loop_watch import LoopMetrics
 from tandem.sdk.engine.metrics import ENGINE_LABELS, EngineGauges
-from tandem.sdk.worker.endpoint_metrics import ENDPOINT_FAMILIES, ENDPOINT_LABELS
+from tandem.sdk.health.endpoint_metrics import ENDPOINT_FAMILIES, ENDPOINT_LABELS
 from tandem.worker.kernel_builds import KernelBuilds
 from tandem.worker.metrics import WorkerMetrics
 from tools.dashboards.table import documented
@@ -23,8 +23,8 @@ PAGE = ROOT / "docs" / "metrics.md"
 # Whoever else makes metrics must be added here, and so to the page.
 MAKERS = {
     "decode/metrics.py", "prefill/metrics.py", "worker/kernel_builds.py", "worker/metrics.py",
-    "frontend/metrics.py", "runtime/metrics.py", "sdk/worker/endpoint_metrics.py",
-    "sdk/engine/metrics.py", "runtime/loop_watch.py",
+    "frontend/telemetry/metrics.py", "runtime/process/metrics.py", "sdk/health/endpoint_metrics.py",
+    "sdk/engine/metrics.py", "runtime/process/loop_watch.py",
 }  # fmt: skip
 # who imports these alone shows metrics, and makes none
 READERS = {"text_string_to_metric_families", "REGISTRY", "generate_latest"}
@@ -100,7 +100,7 @@ def _imports_makers(path: Path) -> bool:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
             names = {alias.name for alias in node.names}
-            if node.module == "tandem.runtime.metrics" and names != {"serve_metrics"}:
+            if node.module == "tandem.runtime.process.metrics" and names != {"serve_metrics"}:
                 return True
             if node.module is not None and node.module.split(".")[0] == "prometheus_client":
                 return not names <= READERS

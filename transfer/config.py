@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tandem.transfer.backends import Backend
+from tandem.transfer.config import Backend
 
 
 class TransferConfig(BaseModel):

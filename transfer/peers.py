@@ -5,8 +5,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tandem.runtime.cluster_messages import Instance
-from tandem.runtime.node import pid_space
+from tandem.runtime.membership.node import pid_space
+from tandem.runtime.wire.cluster_messages import Instance
 
 WINDOW_S = 60.0  # failures further apart than this do not add up
 

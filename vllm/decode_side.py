@@ -10,13 +10,13 @@ from contextlib import suppress
 
 from tandem.decode.thresholds import LiveThresholds
 from tandem.queue.prefill_queue import PrefillQueue
-from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.context import RequestContext
-from tandem.runtime.handoff_messages import Claim, Claimed, FirstToken
-from tandem.runtime.messages import SamplingParams, pack_tokens
-from tandem.runtime.node import Node
+from tandem.runtime.membership.node import Node
 from tandem.runtime.plane.server import Responder
-from tandem.transfer.group import TransferGroup
+from tandem.runtime.wire.cluster_messages import Instance
+from tandem.runtime.wire.handoff_messages import Claim, Claimed, FirstToken
+from tandem.runtime.wire.messages import SamplingParams, pack_tokens
+from tandem.transfer.agents.group import TransferGroup
 from tandem.transfer.handoff.causes import CloseCause
 from tandem.transfer.handoff.decode import DecodeHandoff
 from tandem.transfer.handoff.receiver import HandoffReceiver, ReceiverTools

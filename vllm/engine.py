@@ -15,11 +15,11 @@ from typing import Any, Self
 
 from tandem.runtime.address import new_id
 from tandem.runtime.context import RequestContext
-from tandem.runtime.decoding import decoder
 from tandem.runtime.errors import InternalError, InvalidRequestError
-from tandem.runtime.handoff_messages import Ack
-from tandem.runtime.messages import encode, unpack_tokens
 from tandem.runtime.plane.server import RequestServer, Responder
+from tandem.runtime.wire.decoding import decoder
+from tandem.runtime.wire.handoff_messages import Ack
+from tandem.runtime.wire.messages import encode, unpack_tokens
 from tandem.sdk.engine.health_check import build_health_check_payload
 from tandem.sdk.engine.llm_engine import LLMEngine
 from tandem.sdk.engine.metrics import EngineMetrics, SnapshotPublisher, register_global_registry

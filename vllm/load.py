@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from tandem.runtime.messages import PrefillReport
+from tandem.runtime.wire.messages import PrefillReport
 from tandem.sdk.engine.metrics import SnapshotPublisher
 from tandem.sdk.engine.types import ComponentSnapshot
 

@@ -14,15 +14,12 @@ from tandem.prefill.tools import JobTools
 from tandem.queue.deployment import deployment_id
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.runtime.address import EndpointAddress
-from tandem.runtime.cluster_messages import (
-    Instance,
-    LoadReport,
-    TransferMetadata,
-    WorkerRole,
-    WorkerStatus,
-)
 from tandem.runtime.context import RequestContext
-from tandem.runtime.discovery import (
+from tandem.runtime.errors import ServiceError, TandemError
+from tandem.runtime.membership.node import Node
+from tandem.runtime.plane.server import Responder
+from tandem.runtime.process.lifecycle import State
+from tandem.runtime.store.discovery import (
     TypedView,
     config_prefix,
     register_instance,
@@ -30,14 +27,17 @@ from tandem.runtime.discovery import (
     watch_instances,
     watch_transfer,
 )
-from tandem.runtime.errors import ServiceError, TandemError
-from tandem.runtime.lifecycle import State
-from tandem.runtime.messages import encode
-from tandem.runtime.node import Node
-from tandem.runtime.plane.server import Responder
 from tandem.runtime.tasks import keep_running
-from tandem.runtime.trace import TraceFile
-from tandem.transfer.group import TransferGroup
+from tandem.runtime.tracing.trace import TraceFile
+from tandem.runtime.wire.cluster_messages import (
+    Instance,
+    LoadReport,
+    TransferMetadata,
+    WorkerRole,
+    WorkerStatus,
+)
+from tandem.runtime.wire.messages import encode
+from tandem.transfer.agents.group import TransferGroup
 from tandem.transfer.handoff.sender import SenderTools
 from tandem.transfer.network_devices import confine_ucx
 from tandem.transfer.peers import is_stopped

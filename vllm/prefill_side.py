@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from tandem.runtime.block_hash import num_blocks_of
-from tandem.runtime.cluster_messages import TransferMetadata
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import TandemError, TransferError
-from tandem.runtime.handoff_messages import PrefillJob
-from tandem.runtime.messages import encode, unpack_tokens
 from tandem.runtime.plane.client import RequestClient
-from tandem.runtime.timeline import Timeline
+from tandem.runtime.tracing.timeline import Timeline
+from tandem.runtime.wire.block_hash import num_blocks_of
+from tandem.runtime.wire.cluster_messages import TransferMetadata
+from tandem.runtime.wire.handoff_messages import PrefillJob
+from tandem.runtime.wire.messages import encode, unpack_tokens
 from tandem.transfer.handoff.claimant import Claimant
 from tandem.transfer.handoff.writer import BlockWriter, ComputedBlocks
 from tandem.vllm.kv_layout import VllmPool

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 from tandem.decode.admission import Decision, PlacementCause, PrefillSide, decide, given_up
 from tandem.decode.config import Policy
-from tandem.runtime.block_hash import num_blocks_of
-from tandem.runtime.bounds import MAX_TEXT
-from tandem.runtime.messages import PrefillPlace, PrefillReport
+from tandem.runtime.wire.block_hash import num_blocks_of
+from tandem.runtime.wire.bounds import MAX_TEXT
+from tandem.runtime.wire.messages import PrefillPlace, PrefillReport
 from tandem.vllm.step_messages import LoadEnd, News, Offer, Orders, PrefillView, Progress
 
 TICKET = "tandem_ticket"  # in the `kv_transfer_params` of a prompt that is computed for a ticket

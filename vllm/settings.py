@@ -15,8 +15,8 @@ from tandem.queue.config import QueueConfig
 from tandem.runtime.address import new_id
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ConfigError
-from tandem.runtime.model_files import weights_fingerprint
-from tandem.runtime.names import config_variables, did_you_mean, means_none
+from tandem.runtime.membership.model_files import weights_fingerprint
+from tandem.runtime.process.names import config_variables, did_you_mean, means_none
 from tandem.sdk.worker.cluster import find_cluster
 from tandem.transfer.config import TransferConfig
 from tandem.vllm.versions import check_version

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from tandem.decode.config import DisaggConfig
-from tandem.runtime.bounds import Message, Name, Payload
+from tandem.runtime.wire.bounds import Message, Name, Payload
 
 COMPUTE = "compute"  # the endpoint of the engine that answers once the prompt is computed
 

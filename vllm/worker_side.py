@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tandem.runtime.logs import setup_logging
+from tandem.runtime.process.logs import setup_logging
 from tandem.vllm.kv_layout import VllmPool
 from tandem.vllm.member import Member
 from tandem.vllm.settings import ConnectorSettings

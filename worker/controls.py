@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch.autograd.profiler import profile
 
-from tandem.engine.loop import EngineLoop
-from tandem.runtime.cluster_messages import ControlOutcome, WorkerControl
+from tandem.engine.core.loop import EngineLoop
 from tandem.runtime.context import RequestContext
-from tandem.runtime.decoding import decoder
 from tandem.runtime.errors import InvalidRequestError, UnavailableError
-from tandem.runtime.messages import encode
 from tandem.runtime.plane.server import Responder
+from tandem.runtime.wire.cluster_messages import ControlOutcome, WorkerControl
+from tandem.runtime.wire.decoding import decoder
+from tandem.runtime.wire.messages import encode
 from tandem.worker.trace_parts import joined_parts
 
 MAX_PROFILE_MS = 10_000  # a second of small steps is some ten megabytes of trace

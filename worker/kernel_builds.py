@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from tandem.runtime.metrics import counter
+from tandem.runtime.process.metrics import counter
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from msgspec.structs import replace
 
-from tandem.engine.outputs import LoadStats
+from tandem.engine.schedule.outputs import LoadStats
 from tandem.runtime.tasks import ends_within
 
 INTERVAL_S = 0.25  # between reports of an engine that computes, unless prompts come or go

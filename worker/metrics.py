@@ -2,8 +2,8 @@
 
 from prometheus_client import Gauge
 
-from tandem.engine.outputs import LoadStats
-from tandem.runtime.metrics import gateway_gauge, gauge
+from tandem.engine.schedule.outputs import LoadStats
+from tandem.runtime.process.metrics import gateway_gauge, gauge
 
 _GATEWAY_LABELS = ("model_name", "engine")
 _ENGINE = "0"  # the index of a vLLM server's engine

@@ -3,9 +3,9 @@
 import contextlib
 from typing import Protocol
 
-from tandem.engine.outputs import LoadStats, SequenceOutput
+from tandem.engine.schedule.outputs import LoadStats, SequenceOutput
 from tandem.runtime.address import EndpointAddress
-from tandem.runtime.cluster_messages import RoleName
+from tandem.runtime.wire.cluster_messages import RoleName
 
 Details = dict[str, str | int | float | bool]
 

@@ -5,13 +5,13 @@ import contextlib
 import logging
 from collections.abc import Sequence
 
-from tandem.engine.outputs import LoadStats, SequenceOutput
+from tandem.engine.schedule.outputs import LoadStats, SequenceOutput
 from tandem.runtime.address import EndpointAddress
-from tandem.runtime.cluster_messages import Instance, RoleName, WorkerRole, role_names
-from tandem.runtime.discovery import decode_card, models_prefix, readable, register_instance
 from tandem.runtime.errors import ConfigError, InvalidRequestError, ServiceError, UnavailableError
-from tandem.runtime.lifecycle import Lifecycle, State
-from tandem.runtime.node import Node
+from tandem.runtime.membership.node import Node
+from tandem.runtime.process.lifecycle import Lifecycle, State
+from tandem.runtime.store.discovery import decode_card, models_prefix, readable, register_instance
+from tandem.runtime.wire.cluster_messages import Instance, RoleName, WorkerRole, role_names
 from tandem.worker.role import Details, Role
 
 logger = logging.getLogger(__name__)

@@ -11,32 +11,32 @@ from pathlib import Path
 from tandem.emulation.link import EmulatedGroup
 from tandem.emulation.runner import EmulatedRunner
 from tandem.engine.config import DECODE_STEP_TOKENS, EngineConfig
-from tandem.engine.engine import Engine
-from tandem.engine.first_costs import measure_costs
-from tandem.engine.loop import EngineLoop, build_in_thread
-from tandem.engine.model_runner import ModelRunner
-from tandem.engine.outputs import LoadStats
+from tandem.engine.core.engine import Engine
+from tandem.engine.core.first_costs import measure_costs
+from tandem.engine.core.loop import EngineLoop, build_in_thread
+from tandem.engine.execution.model_runner import ModelRunner
+from tandem.engine.schedule.matcher import Matcher
+from tandem.engine.schedule.outputs import LoadStats
 from tandem.engine.schedule.sequence import Sequence
-from tandem.engine.step.masks import Matcher
 from tandem.engine.step.outcome import DeviceLostError
 from tandem.engine.step.token_rules import TokenRules
 from tandem.grammar.compiler import GrammarCompiler
 from tandem.queue.deployment import deployment_id
 from tandem.queue.jetstream import JetStreamQueue
-from tandem.runtime.cluster_messages import LoadReport, RoleChange, WorkerRole, WorkerStatus
+from tandem.runtime.bus.events import load_subject
 from tandem.runtime.context import RequestContext
-from tandem.runtime.decoding import decoder
 from tandem.runtime.errors import InvalidRequestError
-from tandem.runtime.events import load_subject
-from tandem.runtime.handoff_messages import PrefillJob
-from tandem.runtime.lifecycle import Lifecycle, freeze_gc
-from tandem.runtime.messages import Grammar, encode
-from tandem.runtime.model_files import weights_fingerprint
-from tandem.runtime.node import Node
+from tandem.runtime.membership.model_files import weights_fingerprint
+from tandem.runtime.membership.node import Node
 from tandem.runtime.plane.server import Responder
+from tandem.runtime.process.lifecycle import Lifecycle, freeze_gc
 from tandem.runtime.tasks import keep_running
-from tandem.runtime.trace import TraceFile
-from tandem.transfer.group import TransferGroup
+from tandem.runtime.tracing.trace import TraceFile
+from tandem.runtime.wire.cluster_messages import LoadReport, RoleChange, WorkerRole, WorkerStatus
+from tandem.runtime.wire.decoding import decoder
+from tandem.runtime.wire.handoff_messages import PrefillJob
+from tandem.runtime.wire.messages import Grammar, encode
+from tandem.transfer.agents.group import TransferGroup
 from tandem.transfer.layout import KvLayout
 from tandem.transfer.network_devices import confine_ucx
 from tandem.worker.controls import Controls

@@ -22,10 +22,10 @@ from tandem.bench.report.options import option, parse
 from tandem.bench.report.program import run_program
 from tandem.bench.report.turns import compared
 from tandem.engine.config import EngineConfig
-from tandem.engine.loading.random_weights import random_weights
-from tandem.engine.model_runner import ModelRunner
-from tandem.engine.models.model_code import ModelImpl
-from tandem.engine.models.weights import ModelWeights
+from tandem.engine.execution.model_code import ModelImpl
+from tandem.engine.execution.model_runner import ModelRunner
+from tandem.engine.weights.random_weights import random_weights
+from tandem.engine.weights.weights import ModelWeights
 from tandem.kernels.cpu.experts import pack_experts, route
 from tandem.kernels.cpu.launch import silu_mul
 from tandem.kernels.cpu.linear import pack_linear, pack_panels

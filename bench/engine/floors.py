@@ -4,8 +4,8 @@ import math
 
 import torch
 
-from tandem.engine.models.config import ModelConfig
-from tandem.engine.models.spec import TensorSpec
+from tandem.engine.architecture.config import ModelConfig
+from tandem.engine.architecture.spec import TensorSpec
 
 
 def linear_params(model: ModelConfig) -> int:

@@ -20,12 +20,12 @@ from tandem.bench.report.options import option, parse
 from tandem.bench.report.program import run_program
 from tandem.bench.report.setting import Setting
 from tandem.engine.config import EngineConfig
-from tandem.engine.engine import Engine
-from tandem.engine.runner import Runner
+from tandem.engine.core.engine import Engine
+from tandem.engine.core.runner import Runner
 from tandem.engine.schedule.sequence import Chunk, OnLayers, Sequence
 from tandem.engine.step.prompt_scoring import ScoredPart
 from tandem.engine.step.sampler import SampledToken
-from tandem.runtime.messages import SamplingParams, StopConditions
+from tandem.runtime.wire.messages import SamplingParams, StopConditions
 
 MODULE = "tandem.bench.engine.host"
 TARGET = at_most(500.0)

@@ -14,15 +14,15 @@ from tandem.bench.engine.profile import STEP_MARK
 from tandem.bench.engine.setting import shape_for
 from tandem.bench.report.setting import Setting, synchronize
 from tandem.engine.config import EngineConfig
-from tandem.engine.engine import Engine
-from tandem.engine.loading.random_weights import random_weights
-from tandem.engine.model_runner import ModelRunner
-from tandem.engine.runner import Runner, Step
+from tandem.engine.core.engine import Engine
+from tandem.engine.core.runner import Runner, Step
+from tandem.engine.execution.model_runner import ModelRunner
 from tandem.engine.schedule.sequence import Chunk, OnLayers
 from tandem.engine.schedule.sequence import Sequence as EngineSequence
 from tandem.engine.step.prompt_scoring import ScoredPart
 from tandem.engine.step.sampler import SampledToken
-from tandem.runtime.messages import SamplingParams, StopConditions
+from tandem.engine.weights.random_weights import random_weights
+from tandem.runtime.wire.messages import SamplingParams, StopConditions
 
 DRY_KV_BYTES = 8 << 20  # the pool of a dry run; a GPU's is sized by its memory
 FILLED_BLOCKS = 256  # of the pool at once: random numbers are drawn in 32-bit sizes

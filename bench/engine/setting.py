@@ -6,9 +6,9 @@ import torch
 
 from tandem.bench.report.figures import Target
 from tandem.bench.report.setting import Setting
-from tandem.engine.models.architectures import QWEN3
-from tandem.engine.models.config import ModelConfig
-from tandem.engine.models.rope_config import RopeConfig
+from tandem.engine.architecture.architectures import QWEN3
+from tandem.engine.architecture.config import ModelConfig
+from tandem.engine.architecture.rope_config import RopeConfig
 
 MAX_ROUNDS = 3
 QWEN3_8B = ModelConfig(

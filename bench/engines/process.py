@@ -16,9 +16,9 @@ from tandem.bench.client.openai import OpenAIClient, PreparedRequest
 from tandem.bench.client.record import RequestRecord
 from tandem.bench.client.wire import BodyBuilder
 from tandem.bench.engines.presets import Case, Engine
-from tandem.launch.supervise.child_process import log_tail
-from tandem.launch.supervise.ports import free_port
 from tandem.runtime.errors import ServiceError
+from tandem.runtime.local.child_process import log_tail
+from tandem.runtime.local.ports import free_port
 
 GUARD = Path(__file__).with_name("guard.py")
 GRACE_S = 10.0

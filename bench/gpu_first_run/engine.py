@@ -8,11 +8,11 @@ from typing import Any
 from tandem.bench.report.figures import Figure, counted
 from tandem.bench.report.setting import Setting
 from tandem.engine.config import EngineConfig
-from tandem.engine.engine import Engine
-from tandem.engine.model_runner import ModelRunner
+from tandem.engine.core.engine import Engine
+from tandem.engine.execution.model_runner import ModelRunner
 from tandem.engine.schedule.sequence import Sequence as EngineSequence
 from tandem.models.paths import BUNDLED_MODEL
-from tandem.runtime.messages import SamplingParams, StopConditions
+from tandem.runtime.wire.messages import SamplingParams, StopConditions
 from tandem.worker.kernel_builds import listen_to_builds
 
 Answers = list[list[int]]

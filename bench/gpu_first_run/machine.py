@@ -15,14 +15,13 @@ import triton
 
 from tandem.bench.report.figures import Figure, at_least
 from tandem.bench.report.setting import Setting
+from tandem.engine.architecture.config import load_model_config
 from tandem.engine.config import EngineConfig
-from tandem.engine.kernel_set import load_kernels
-from tandem.engine.memory.prebuild import META, prebuild
-from tandem.engine.models.config import load_model_config
-from tandem.engine.models.weights import empty_weights
-from tandem.launch.doctor.checks_machine import check_machine
-from tandem.launch.doctor.checks_parts import check_packages
+from tandem.engine.decoder.kernel_set import load_kernels
+from tandem.engine.execution.prebuild import META, prebuild
+from tandem.engine.weights.weights import empty_weights
 from tandem.models.paths import BUNDLED_MODEL
+from tandem.runtime.local.checks_machine import check_machine, check_packages
 from tandem.transfer.cuda_context import has_cuda_context
 from tandem.worker.kernel_builds import listen_to_builds
 

@@ -20,8 +20,8 @@ from tandem.bench.report.figures import Figure, at_most
 from tandem.bench.report.process import Ended, run_bounded
 from tandem.bench.report.sections import MAX_REASON
 from tandem.bench.report.setting import Setting, setting_for
-from tandem.engine.models.rope import rope_table
-from tandem.engine.models.rope_config import RopeConfig
+from tandem.engine.architecture.rope import rope_table
+from tandem.engine.architecture.rope_config import RopeConfig
 
 MODULE = "tandem.bench.gpu_first_run.smoke"
 TIMEOUT_S = 55.0

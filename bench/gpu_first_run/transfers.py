@@ -16,9 +16,9 @@ from tandem.bench.handoff.peer import Meet, Write, peer_process, whole_checksums
 from tandem.bench.handoff.wire import Wire, adjacent, wire
 from tandem.bench.report.figures import Figure, at_least, at_most, counted, required
 from tandem.bench.report.setting import Setting, synchronize
-from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.errors import TransferError
-from tandem.runtime.node import pid_space
+from tandem.runtime.membership.node import pid_space
+from tandem.runtime.wire.cluster_messages import Instance
 from tandem.transfer.peers import is_dead
 
 GIB = 1 << 30

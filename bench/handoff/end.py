@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 from tandem.bench.engine.setting import QWEN3_8B
-from tandem.engine.loop import SWITCH_INTERVAL_S
+from tandem.engine.core.loop import SWITCH_INTERVAL_S
 from tandem.engine.memory.kv_cache import KvCache
-from tandem.runtime.cluster_messages import TransferMetadata
 from tandem.runtime.errors import TransferError
+from tandem.runtime.wire.cluster_messages import TransferMetadata
+from tandem.transfer.agents.group import TransferGroup
 from tandem.transfer.config import TransferConfig
-from tandem.transfer.group import TransferGroup
 from tandem.transfer.layout import KvLayout
 from tandem.transfer.network_devices import confine_ucx
 from tandem.transfer.nixl import load_api

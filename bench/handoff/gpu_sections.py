@@ -19,9 +19,9 @@ from tandem.bench.kernels.cases import make_sample
 from tandem.bench.report.figures import Figure, at_least, at_most
 from tandem.bench.report.setting import Setting
 from tandem.engine.schedule.sequence import layer_boundaries
-from tandem.transfer.group import WriteOrder
-from tandem.transfer.link import GROUP_COUNTS
-from tandem.transfer.reactor import HELLO
+from tandem.transfer.agents.group import WriteOrder
+from tandem.transfer.agents.link import GROUP_COUNTS
+from tandem.transfer.agents.reactor import HELLO
 
 # The KV of an 8-billion-parameter model with 36 layers, in bfloat16: 9 MiB per block.
 MODEL_SHAPE = PoolShape(

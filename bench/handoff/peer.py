@@ -11,11 +11,11 @@ import msgspec
 import uvloop
 
 from tandem.bench.handoff.end import BareMetadata, End, PoolShape
-from tandem.launch.supervise.child_process import PIPE, ChildProcess
-from tandem.runtime.cluster_messages import TransferMetadata
 from tandem.runtime.errors import TransferError
-from tandem.transfer.group import WriteOrder
-from tandem.transfer.link import Link
+from tandem.runtime.local.child_process import PIPE, ChildProcess
+from tandem.runtime.wire.cluster_messages import TransferMetadata
+from tandem.transfer.agents.group import WriteOrder
+from tandem.transfer.agents.link import Link
 
 # Our agents hand on whatever is not the transfer room's own.
 PING = b"PINGPING"  # answered on the event loop

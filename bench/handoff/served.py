@@ -20,7 +20,7 @@ from tandem.bench.stack.near_zero import write_near_zero_model
 from tandem.bench.stack.served_stack import ServedStack, served
 from tandem.models.random_model import ModelShape
 from tandem.runtime.errors import ServiceError
-from tandem.runtime.timeline import course
+from tandem.runtime.tracing.timeline import course
 
 # Little to compute for much KV: 2 KiB per token, and 32k tokens take seconds on one core.
 SHAPE = ModelShape(

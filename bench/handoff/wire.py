@@ -26,11 +26,11 @@ from tandem.bench.handoff.peer import (
     whole_checksums,
 )
 from tandem.bench.report.setting import seconds_of
-from tandem.runtime.cluster_messages import TransferMetadata
 from tandem.runtime.errors import TransferError
-from tandem.transfer.group import WriteOrder
-from tandem.transfer.link import Link
-from tandem.transfer.reactor import HELLO
+from tandem.runtime.wire.cluster_messages import TransferMetadata
+from tandem.transfer.agents.group import WriteOrder
+from tandem.transfer.agents.link import Link
+from tandem.transfer.agents.reactor import HELLO
 
 Pairs = Sequence[tuple[int, int]]
 AGENTS, CHECKED = "agents", "agents with checksums"

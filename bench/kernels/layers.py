@@ -16,8 +16,8 @@ from tandem.bench.kernels.cases import (
 from tandem.bench.kernels.pool import Pool
 from tandem.bench.report.figures import Figure, Target, at_least
 from tandem.bench.report.setting import Setting
-from tandem.engine.models.rope import rope_table
-from tandem.engine.models.rope_config import RopeConfig
+from tandem.engine.architecture.rope import rope_table
+from tandem.engine.architecture.rope_config import RopeConfig
 from tandem.kernels.checksum import block_checksums, part_table
 from tandem.kernels.layers import activation, embedding, kv_store, norm
 from tandem.kernels.reference import activation as activation_reference

@@ -8,18 +8,18 @@ from typing import Any, Self
 
 import msgspec
 
-from tandem.launch.cli.session import Session
-from tandem.launch.config.live import parse_live
-from tandem.launch.config.model import load_config
-from tandem.launch.supervise.ports import local_address
+from tandem.config.live import parse_live
+from tandem.config.model import load_config
+from tandem.config.session import Session
 from tandem.runtime.address import host_port, new_id
-from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.discovery import Discovery, config_key, config_prefix, read_instances
 from tandem.runtime.errors import ConfigError, DeadlineError, TandemError
-from tandem.runtime.etcd import EtcdDiscovery
-from tandem.runtime.instance_report import ask_worker
+from tandem.runtime.local.ports import local_address
+from tandem.runtime.membership.instance_report import ask_worker
 from tandem.runtime.plane.client import RequestClient
+from tandem.runtime.store.discovery import Discovery, config_key, config_prefix, read_instances
+from tandem.runtime.store.etcd import EtcdDiscovery
+from tandem.runtime.wire.cluster_messages import Instance
 
 logger = logging.getLogger(__name__)
 

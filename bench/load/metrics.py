@@ -11,7 +11,7 @@ from tandem.bench.client.record import RequestRecord
 from tandem.bench.load.places import commonest, places_of, reasons_of
 from tandem.bench.report.figures import percentile
 from tandem.runtime.errors import ConfigError
-from tandem.runtime.timeline import course, intervals_ms
+from tandem.runtime.tracing.timeline import course, intervals_ms
 
 SLO_METRICS = ("ttft", "ttst", "tpot", "e2el")
 

@@ -12,8 +12,8 @@ from tandem.bench.client.record import RequestRecord
 from tandem.bench.load.load import LoadPlan, LoadResult
 from tandem.bench.load.metrics import DEFINITIONS, Distribution, Summary
 from tandem.bench.load.places import in_words, reason_lines
+from tandem.bench.load.runs import RunFigures, Side
 from tandem.bench.load.session import Run
-from tandem.bench.picture.runs import RunFigures, Side
 
 Breakdown = Mapping[str, Mapping[str, Distribution]]  # course |-> part |-> ms
 

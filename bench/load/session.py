@@ -15,7 +15,7 @@ from tandem.bench.load.options import BenchOptions
 from tandem.bench.load.trace import TraceWorkload
 from tandem.bench.load.workload import Seeds, Workload
 from tandem.runtime.errors import ServiceError
-from tandem.runtime.progress import ProgressBar
+from tandem.runtime.process.progress import ProgressBar
 
 MAX_WARMUP_CONCURRENCY = 8
 REFRESH_S = 0.25  # of the progress

@@ -18,8 +18,8 @@ from tandem.bench.client.wire import BodyBuilder
 from tandem.bench.load.metrics import Summary, breakdown_ms
 from tandem.bench.load.places import commonest, in_words, reason_lines, reasons_of
 from tandem.bench.load.report import breakdown_tables, result_json, side_of, warnings
+from tandem.bench.load.runs import Side
 from tandem.bench.load.session import Run, Session
-from tandem.bench.picture.runs import Side
 
 if TYPE_CHECKING:  # it imports every room's config, which only live settings need
     from tandem.bench.load.live_config import LiveConfig

@@ -10,9 +10,9 @@ from rich.text import Text
 from tandem.bench.load.load import LoadPlan
 from tandem.bench.load.places import reason_lines, share_remote
 from tandem.bench.load.report import result_json, short, side_of
+from tandem.bench.load.runs import Side
 from tandem.bench.load.session import Run, Session
 from tandem.bench.load.sides import metrics_of
-from tandem.bench.picture.runs import Side
 
 # metric |-> heading
 COLUMNS = {

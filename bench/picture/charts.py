@@ -10,7 +10,7 @@ import numpy as np
 
 from tandem.bench.client.record import RequestRecord
 from tandem.bench.load.report import PARTS, TITLES
-from tandem.bench.picture.runs import Side
+from tandem.bench.load.runs import Side
 
 if TYPE_CHECKING:  # it takes a second to import, and few runs draw
     from matplotlib.axes import Axes

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tandem.bench.load.runs import Pictured, read_document
 from tandem.bench.picture.page import write_page
-from tandem.bench.picture.runs import Pictured, read_document
 from tandem.bench.report.options import option, parse
 from tandem.runtime.errors import ConfigError
 
@@ -30,7 +30,7 @@ class ReportOptions:
 
 def write_report(arguments: Sequence[str]) -> int:
     """Run `tandem bench report` and return its exit status. Raises ConfigError and OSError."""
-    options = parse(ReportOptions, "tandem.bench.load.cli", arguments, prog="tandem bench report")
+    options = parse(ReportOptions, "tandem.bench.cli", arguments, prog="tandem bench report")
     documents = [(path.stem, read_document(path)) for path in options.files]
     write_page(options.report, Pictured.of(documents))
     print(options.report)

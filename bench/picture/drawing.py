@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from tandem.bench.load.runs import Side
 from tandem.bench.picture.charts import COLORS, HELD, STREAM, Chart, plot_charts, shortened
-from tandem.bench.picture.runs import Side
 
 if TYPE_CHECKING:  # it takes a second to import, and few runs draw
     from matplotlib.figure import Figure

@@ -10,10 +10,10 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from tandem.bench.load.report import ROWS, short
+from tandem.bench.load.runs import Document, Pictured, Side
 from tandem.bench.load.sides import LATENCIES
 from tandem.bench.picture.charts import charts_of, color_of
 from tandem.bench.picture.drawing import STYLE_NAMES, svg_of
-from tandem.bench.picture.runs import Document, Pictured, Side
 from tandem.bench.report.document import write_whole
 
 # metric |-> words of its row

@@ -8,15 +8,15 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from tandem.bench.client.openai import OpenAIClient
-from tandem.launch.supervise.child_process import ChildProcess
-from tandem.launch.supervise.local_servers import LocalEtcd, LocalNats
-from tandem.launch.supervise.ports import free_port
-from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.discovery import read_instances
 from tandem.runtime.errors import ServiceError
-from tandem.runtime.etcd import EtcdDiscovery
-from tandem.runtime.lifecycle import started
+from tandem.runtime.local.child_process import ChildProcess
+from tandem.runtime.local.local_servers import LocalEtcd, LocalNats
+from tandem.runtime.local.ports import free_port
+from tandem.runtime.process.lifecycle import started
+from tandem.runtime.store.discovery import read_instances
+from tandem.runtime.store.etcd import EtcdDiscovery
+from tandem.runtime.wire.cluster_messages import Instance
 
 MODELS = ("alpha", "beta")
 WORKERS_PER_MODEL = 2

@@ -11,16 +11,16 @@ from pathlib import Path
 import psutil
 
 from tandem.bench.load.live_config import STATUS_TIMEOUT_S, cluster_config
-from tandem.launch.supervise.child_process import ChildProcess
 from tandem.runtime.address import new_id
-from tandem.runtime.cluster_messages import Role
-from tandem.runtime.discovery import read_instances
 from tandem.runtime.errors import ServiceError
-from tandem.runtime.etcd import EtcdDiscovery
-from tandem.runtime.instance_report import ask_worker
-from tandem.runtime.lifecycle import started
-from tandem.runtime.local_clusters import LocalCluster, running_clusters
+from tandem.runtime.local.child_process import ChildProcess
+from tandem.runtime.local.local_clusters import LocalCluster, running_clusters
+from tandem.runtime.membership.instance_report import ask_worker
 from tandem.runtime.plane.client import RequestClient
+from tandem.runtime.process.lifecycle import started
+from tandem.runtime.store.discovery import read_instances
+from tandem.runtime.store.etcd import EtcdDiscovery
+from tandem.runtime.wire.cluster_messages import Role
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0

@@ -21,8 +21,8 @@ from tandem.bench.report.options import option, parse
 from tandem.bench.report.program import run_program
 from tandem.router.config import RouterConfig
 from tandem.router.policy import Router, RoutingDecision
-from tandem.runtime.cluster_messages import KvEvent, LoadReport, StepCosts
 from tandem.runtime.errors import ConfigError
+from tandem.runtime.wire.cluster_messages import KvEvent, LoadReport, StepCosts
 
 MODULE = "tandem.bench.stack.worker_choice"
 TARGET = at_most(100.0)

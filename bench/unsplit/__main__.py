@@ -45,8 +45,8 @@ from tandem.bench.unsplit.table import (
     markdown,
     values_of,
 )
+from tandem.config.topology import load_topology
 from tandem.emulation.profile import MAX_LATE_SHARE
-from tandem.launch.serve.topology import load_topology
 from tandem.runtime.clock import set_pace
 from tandem.runtime.errors import ConfigError, ServiceError, TandemError
 

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import torch
 
+from tandem.engine.architecture.config import ModelConfig
 from tandem.engine.config import DeviceKind, EngineConfig
-from tandem.engine.models.config import ModelConfig
 from tandem.engine.schedule.windows import num_blocks_needed, num_tokens_within
 from tandem.runtime.errors import CapacityError, ConfigError
 

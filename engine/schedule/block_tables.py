@@ -9,7 +9,7 @@ from itertools import chain
 from tandem.engine.schedule.block_pool import BlockPool
 from tandem.engine.schedule.sequence import Sequence
 from tandem.engine.schedule.windows import NO_BLOCK, first_read
-from tandem.runtime.block_hash import num_blocks_of
+from tandem.runtime.wire.block_hash import num_blocks_of
 
 
 def held_blocks(table: list[int]) -> list[int]:

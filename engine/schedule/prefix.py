@@ -6,7 +6,7 @@ from tandem.engine.schedule.block_pool import BlockPool
 from tandem.engine.schedule.block_tables import held_blocks
 from tandem.engine.schedule.sequence import Sequence
 from tandem.engine.schedule.windows import NO_BLOCK
-from tandem.runtime.block_hash import block_hashes
+from tandem.runtime.wire.block_hash import block_hashes
 
 
 def shareable_hashes(seq: Sequence, pool: BlockPool) -> list[bytes]:

@@ -24,7 +24,7 @@ from tandem.engine.schedule.sequence import (
 )
 from tandem.engine.schedule.sequence_blocks import free_blocks, num_missing, num_needed, take_blocks
 from tandem.engine.schedule.step_cost import PromptBudget, StepCost
-from tandem.runtime.block_hash import num_blocks_of
+from tandem.runtime.wire.block_hash import num_blocks_of
 
 WATERMARK_FRACTION = 0.01  # of the pool, left free for running sequences to grow into
 

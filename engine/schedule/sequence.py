@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tandem.engine.schedule.windows import num_blocks_needed
 from tandem.runtime.errors import CapacityError, ContextLengthError, InvalidRequestError
-from tandem.runtime.messages import FinishReason, SamplingParams, StopConditions
-from tandem.runtime.prompt_logprobs import PromptScores
+from tandem.runtime.wire.messages import FinishReason, SamplingParams, StopConditions
+from tandem.runtime.wire.prompt_logprobs import PromptScores
 
 if TYPE_CHECKING:
     import torch
 
-    from tandem.engine.step.masks import Matcher
+    from tandem.engine.schedule.matcher import Matcher
 
 # Stands in `token_ids` for the token that a launched step draws, until the step is collected.
 PENDING = -1

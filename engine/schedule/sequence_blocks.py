@@ -5,7 +5,7 @@ from tandem.engine.schedule.block_tables import extend_table, held_blocks
 from tandem.engine.schedule.prefix import shareable_hashes
 from tandem.engine.schedule.sequence import Sequence
 from tandem.engine.schedule.windows import num_blocks_needed
-from tandem.runtime.block_hash import num_blocks_of
+from tandem.runtime.wire.block_hash import num_blocks_of
 
 
 def num_needed(pool: BlockPool, seq: Sequence) -> int:

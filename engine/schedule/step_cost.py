@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tandem.engine.config import DeviceKind, EngineConfig
-from tandem.runtime.cluster_messages import StepCosts
+from tandem.runtime.wire.cluster_messages import StepCosts
 
 if TYPE_CHECKING:
     from tandem.engine.schedule.sequence import Chunk

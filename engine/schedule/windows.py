@@ -7,7 +7,7 @@ has a block in each group of layers for every `block_size` tokens, as far as a q
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from tandem.runtime.block_hash import num_blocks_of
+from tandem.runtime.wire.block_hash import num_blocks_of
 
 NO_BLOCK = -1  # in a block table, where no query reads
 

@@ -13,12 +13,12 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from tandem.engine.step.batch import NO_POSITION, PackedStep
+from tandem.engine.batch.batch import NO_POSITION, PackedStep
+from tandem.engine.batch.upload import on_host, upload
 from tandem.engine.step.model_steps import ModelSteps
 from tandem.engine.step.sampler import DRAWN, GREEDY, SamplingPlan
-from tandem.engine.step.upload import on_host, upload
 from tandem.kernels.sampling.rows import SampledRows
-from tandem.runtime.progress import ProgressBar
+from tandem.runtime.process.progress import ProgressBar
 
 logger = logging.getLogger(__name__)
 

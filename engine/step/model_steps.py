@@ -4,16 +4,16 @@ from collections.abc import Callable, Collection
 
 import torch
 
+from tandem.engine.architecture.config import ModelConfig
+from tandem.engine.batch.batch import PackedStep, build_batch, build_decode_batch
+from tandem.engine.batch.rows import BatchRows
 from tandem.engine.config import EngineConfig
-from tandem.engine.kernel_set import Kernels
-from tandem.engine.models.config import ModelConfig
-from tandem.engine.models.model_code import AnyModel
-from tandem.engine.step.batch import PackedStep, build_batch, build_decode_batch
+from tandem.engine.decoder.any_model import AnyModel
+from tandem.engine.decoder.kernel_set import Kernels
 from tandem.engine.step.prompt_scoring import HostScores, PromptScorer
-from tandem.engine.step.rows import BatchRows
 from tandem.engine.step.sampler import Sampler, SamplingPlan
 from tandem.kernels.sampling.rows import SampledRows
-from tandem.runtime.block_hash import num_blocks_of
+from tandem.runtime.wire.block_hash import num_blocks_of
 
 
 class ModelSteps:

@@ -4,11 +4,11 @@ import logging
 from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING
 
-from tandem.engine.outputs import SequenceOutput
+from tandem.engine.schedule.outputs import SequenceOutput
 from tandem.engine.schedule.scheduler import Scheduler
 from tandem.engine.schedule.sequence import MAX_FORCED_TOKENS, Chunk, Sequence, SequenceStatus
 from tandem.runtime.errors import InternalError, InvalidRequestError, TandemError, UnavailableError
-from tandem.runtime.messages import TokenLogprobs
+from tandem.runtime.wire.messages import TokenLogprobs
 
 if TYPE_CHECKING:
     from tandem.engine.step.prompt_scoring import ScoredPart

@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import torch
 
-from tandem.engine.models.model_code import AnyModel
+from tandem.engine.batch.batch import ScoredChunk
+from tandem.engine.batch.upload import download, upload
+from tandem.engine.decoder.any_model import AnyModel
 from tandem.engine.schedule.sequence import Sequence
-from tandem.engine.step.batch import ScoredChunk
-from tandem.engine.step.upload import download, upload
 from tandem.kernels.sampling.rows import SampledRows, new_sampled_rows
-from tandem.runtime.prompt_logprobs import PromptLogprobs
+from tandem.runtime.wire.prompt_logprobs import PromptLogprobs
 
 
 class ScoredPart(NamedTuple):

@@ -16,15 +16,15 @@ from typing import NamedTuple
 
 import torch
 
+from tandem.engine.batch.masks import MaskedRows, begin_masks
+from tandem.engine.batch.rows import ADJUSTS, DRAWS, FOLLOWS_GRAMMAR, WANTS_LOGPROBS, BatchRows
+from tandem.engine.batch.upload import download, upload
 from tandem.engine.schedule.sequence import Chunk
-from tandem.engine.step.masks import MaskedRows, begin_masks
 from tandem.engine.step.outcome import UndrawnError
-from tandem.engine.step.rows import ADJUSTS, DRAWS, FOLLOWS_GRAMMAR, WANTS_LOGPROBS, BatchRows
 from tandem.engine.step.token_adjustments import AdjustedRows, adjusted_tokens
-from tandem.engine.step.upload import download, upload
 from tandem.kernels.sampling.rows import NO_TOKEN, SampledRows, new_sampled_rows
 from tandem.runtime.errors import InternalError, TandemError
-from tandem.runtime.messages import TokenLogprobs
+from tandem.runtime.wire.messages import TokenLogprobs
 
 
 class SampledToken(NamedTuple):

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import torch
 
+from tandem.engine.batch.rows import BatchRows
+from tandem.engine.batch.upload import upload
 from tandem.engine.schedule.sequence import PENDING, Chunk, Sequence
-from tandem.engine.step.rows import BatchRows
-from tandem.engine.step.upload import upload
 from tandem.kernels.sampling.rows import NO_TOKEN, TokenAdjustments
 
 NOWHERE = -1  # `times` of a token that is in neither prompt nor answer

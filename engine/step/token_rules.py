@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tandem.engine.step.masks import Matcher, Words
+from tandem.engine.schedule.matcher import Matcher, Words
 from tandem.runtime.errors import InvalidRequestError
 
 

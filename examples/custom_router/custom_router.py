@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 
 from pydantic import BaseModel
 
-from tandem.runtime.block_hash import block_hashes
+from tandem.runtime.wire.block_hash import block_hashes
 from tandem.sdk import (
     AggregatedMetrics,
     KvEventPublisher,

@@ -11,8 +11,8 @@ from tandem.frontend.access.browsers import new_guard
 from tandem.frontend.access.keys import ApiKey, Scope, digest_of, read_keys
 from tandem.frontend.access.limits import Client
 from tandem.frontend.config import FrontendConfig
-from tandem.frontend.openai.errors import ForbiddenError, UnauthorizedError
-from tandem.frontend.ui.files import PAGE_PATHS
+from tandem.frontend.errors import ForbiddenError, UnauthorizedError
+from tandem.frontend.ui.page.files import PAGE_PATHS
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 
 from tandem.frontend.config import ANY, FrontendConfig, listed
-from tandem.frontend.openai.errors import ForbiddenError
+from tandem.frontend.errors import ForbiddenError
 from tandem.runtime.printable import short
 
 # As containers call their host. No stranger's page can be under these names.

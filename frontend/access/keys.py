@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-from tandem.runtime.bounds import LARGEST_INT
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.printable import short
+from tandem.runtime.wire.bounds import LARGEST_INT
 
 Scope = Literal["operator", "metrics"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)

@@ -3,7 +3,7 @@
 import time
 
 from tandem.frontend.access.keys import ApiKey
-from tandem.frontend.openai.errors import RateLimitError
+from tandem.frontend.errors import RateLimitError
 
 Header = tuple[bytes, bytes]
 LIMIT_HEADERS = [

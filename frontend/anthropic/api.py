@@ -3,10 +3,10 @@
 from tandem.frontend.anthropic.errors import AnthropicErrors
 from tandem.frontend.anthropic.requests import LARGE, Conversing, MessagesRequest
 from tandem.frontend.anthropic.writer import MessageWriter
-from tandem.frontend.api import Call, Work, let_others_run, respond
 from tandem.frontend.bodies.typed import read_body
-from tandem.frontend.generation.chat_shape import ChatShape, FieldNames
-from tandem.frontend.generation.generations import Generations
+from tandem.frontend.http.api import Call, Work, let_others_run, respond
+from tandem.frontend.shapes.chat_shape import ChatShape, FieldNames
+from tandem.frontend.shapes.generations import Generations
 
 _NAMES = FieldNames(
     {

@@ -12,7 +12,7 @@ from tandem.frontend.anthropic.blocks import Conversation
 from tandem.frontend.anthropic.tools import read_all
 from tandem.frontend.bodies.ignored import Ignored
 from tandem.frontend.bodies.typed import NULL, Body, Count, Effort, Share
-from tandem.frontend.openai.thinking import Reasoning, Thinking
+from tandem.frontend.chat.thinking import Reasoning, Thinking
 
 LARGE = ("messages", "system")  # bounded by the body
 

@@ -7,8 +7,8 @@ from msgspec import Raw
 
 from tandem.frontend.anthropic.errors import AnthropicErrors
 from tandem.frontend.generation.piece_sink import Ending
-from tandem.frontend.generation.pieces import Content, Piece, Reasoning, ToolCallDelta, part_key
-from tandem.frontend.request_log import TokenCounts
+from tandem.frontend.parsers.pieces import Content, Piece, Reasoning, ToolCallDelta, part_key
+from tandem.frontend.telemetry.request_log import TokenCounts
 from tandem.runtime.address import new_id
 
 _encode = msgspec.json.Encoder().encode

@@ -20,9 +20,9 @@ from tandem.frontend.bodies.outline import (
     is_null,
     read_fields,
 )
-from tandem.runtime.bounds import LARGEST_INT
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.printable import one_line, short
+from tandem.runtime.wire.bounds import LARGEST_INT
 
 T = TypeVar("T", bound=msgspec.Struct)
 B = TypeVar("B", bound="Body")

@@ -17,11 +17,9 @@ from tandem.frontend.catalog.variants import (
     narrowest,
     variant_in_force,
 )
-from tandem.frontend.text.body import Route
+from tandem.frontend.chat.text_body import Route
 from tandem.frontend.tokens.tokenizer import ModelText
 from tandem.runtime.address import EndpointAddress
-from tandem.runtime.cluster_messages import Instance, ModelCard
-from tandem.runtime.discovery import Discovery, TypedView, watch_endpoint, watch_models
 from tandem.runtime.errors import (
     ConfigError,
     InvalidRequestError,
@@ -30,6 +28,8 @@ from tandem.runtime.errors import (
 )
 from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.printable import short
+from tandem.runtime.store.discovery import Discovery, TypedView, watch_endpoint, watch_models
+from tandem.runtime.wire.cluster_messages import Instance, ModelCard
 
 logger = logging.getLogger(__name__)
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 
 from tandem.frontend.tokens.tokenizer import ModelText
-from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.context import RequestContext
-from tandem.runtime.decoding import decoder
 from tandem.runtime.errors import ModelError, ProtocolError
-from tandem.runtime.messages import ModelFiles
-from tandem.runtime.model_files import MODEL_FILES_ENDPOINT, files_digest
+from tandem.runtime.membership.model_files import MODEL_FILES_ENDPOINT, files_digest
 from tandem.runtime.plane.client import RequestClient
+from tandem.runtime.wire.cluster_messages import Instance
+from tandem.runtime.wire.decoding import decoder
+from tandem.runtime.wire.messages import ModelFiles
 
 logger = logging.getLogger(__name__)
 

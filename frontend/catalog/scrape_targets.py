@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import msgspec
 
 from tandem.frontend.catalog.catalog import Catalog
-from tandem.runtime.cluster_messages import Instance
-from tandem.runtime.discovery import Discovery, watch_instances
+from tandem.runtime.store.discovery import Discovery, watch_instances
+from tandem.runtime.wire.cluster_messages import Instance
 
 _COMPONENTS = ("frontend", "decode", "prefill")
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tandem.runtime.cluster_messages import ModelCard
+from tandem.runtime.wire.cluster_messages import ModelCard
 
 _MAX_BLOCK_SIZE = 65536
 _MAX_TOKENS = 2**31 - 1

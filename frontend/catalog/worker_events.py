@@ -6,12 +6,12 @@ from contextlib import AsyncExitStack
 from tandem.frontend.catalog.catalog import Catalog
 from tandem.router.kv_follower import KvFollower
 from tandem.router.policy import Router
-from tandem.runtime.cluster_messages import LoadReport
+from tandem.runtime.bus.events import Events, kv_subject, load_subject
 from tandem.runtime.context import RequestContext
-from tandem.runtime.decoding import RefusalLog, decoder
 from tandem.runtime.errors import ProtocolError, UnavailableError
-from tandem.runtime.events import Events, kv_subject, load_subject
 from tandem.runtime.plane.client import RequestClient
+from tandem.runtime.wire.cluster_messages import LoadReport
+from tandem.runtime.wire.decoding import RefusalLog, decoder
 
 logger = logging.getLogger(__name__)
 

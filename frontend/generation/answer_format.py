@@ -7,11 +7,10 @@ import msgspec
 from tandem.frontend.bodies.ignored import Ignored
 from tandem.frontend.bodies.invalid import invalid_field
 from tandem.frontend.catalog.catalog import TokenModel
+from tandem.frontend.chat.constraints import Constraint, excluding
+from tandem.frontend.chat.requests import ChatRequest, CompletionRequest
 from tandem.frontend.config import FrontendConfig
-from tandem.frontend.generation.pieces import OutputParser
-from tandem.frontend.openai.constraints import Constraint, excluding
-from tandem.frontend.openai.requests import ChatRequest, CompletionRequest
-from tandem.frontend.parsers.call_grammar import AnswerGrammar
+from tandem.frontend.generation.call_grammar import AnswerGrammar
 from tandem.frontend.parsers.formats import (
     REASONING_FORMATS,
     TOOL_FORMATS,
@@ -19,11 +18,12 @@ from tandem.frontend.parsers.formats import (
     ToolFormat,
 )
 from tandem.frontend.parsers.output_format import OutputFormat, output_format
+from tandem.frontend.parsers.pieces import OutputParser
 from tandem.frontend.parsers.plain import PlainParser, WithoutReasoning
 from tandem.frontend.parsers.streaming import StreamingParser
-from tandem.runtime.cluster_messages import AnswerRules
 from tandem.runtime.errors import InvalidRequestError
-from tandem.runtime.request_bounds import check_grammar_size
+from tandem.runtime.wire.cluster_messages import AnswerRules
+from tandem.runtime.wire.request_bounds import check_grammar_size
 
 # A schema within a Lark grammar has a line; the path leads to the fault in the schema.
 _GRAMMAR_FIELD = re.compile(r"grammar(\[(?P<line>\d+)\])?(?P<path>.*)", re.DOTALL)

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from tandem.frontend.generation.pieces import Content, OutputParser, Piece
-from tandem.frontend.openai.logprobs import (
+from tandem.frontend.chat.logprobs import (
     ChatLogprobs,
     CompletionLogprobs,
     TokenNames,
@@ -11,10 +10,11 @@ from tandem.frontend.openai.logprobs import (
     chat_logprobs,
     completion_logprobs,
 )
+from tandem.frontend.parsers.pieces import Content, OutputParser, Piece
 from tandem.frontend.tokens.detokenizer import DetokenizerFactory
 from tandem.frontend.tokens.stop import StopMatcher
 from tandem.runtime.errors import InternalError
-from tandem.runtime.messages import FinishReason, TokenDelta, TokenLogprobs
+from tandem.runtime.wire.messages import FinishReason, TokenDelta, TokenLogprobs
 
 
 class ChoiceText:

@@ -11,12 +11,10 @@ import msgspec
 
 from tandem.frontend.access.limits import Header
 from tandem.frontend.catalog.catalog import ServedModel
-from tandem.frontend.deps import FrontendDeps
+from tandem.frontend.generation.deps import FrontendDeps
 from tandem.frontend.http.exchange import header_value
 from tandem.router.policy import RoutingDecision
-from tandem.runtime import otel
 from tandem.runtime.context import RequestContext
-from tandem.runtime.discovery import endpoint_of
 from tandem.runtime.errors import (
     ConnectionLostError,
     IncompleteError,
@@ -26,7 +24,9 @@ from tandem.runtime.errors import (
     UnavailableError,
 )
 from tandem.runtime.plane.response_stream import ResponseStream
-from tandem.runtime.spans import CallSpan
+from tandem.runtime.store.discovery import endpoint_of
+from tandem.runtime.tracing import otel
+from tandem.runtime.tracing.spans import CallSpan
 
 logger = logging.getLogger(__name__)
 

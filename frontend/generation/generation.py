@@ -7,20 +7,18 @@ from typing import Protocol
 import msgspec
 
 from tandem.frontend.access.limits import Header
-from tandem.frontend.api import Work
-from tandem.frontend.deps import FrontendDeps
+from tandem.frontend.chat.requests import ChatRequest
+from tandem.frontend.chat.responses import ChoiceTimeline, Usage, usage
 from tandem.frontend.generation.choice_text import ChoiceText
+from tandem.frontend.generation.deps import FrontendDeps
 from tandem.frontend.generation.failover import Failover, decision_headers
 from tandem.frontend.generation.plan import Choice, Plan
+from tandem.frontend.http.api import Work
 from tandem.frontend.http.exchange import Exchange, header_value
-from tandem.frontend.openai.requests import ChatRequest
-from tandem.frontend.openai.responses import ChoiceTimeline, Usage, usage
 from tandem.frontend.parsers.plain import PlainParser
-from tandem.frontend.request_log import AnswerSummary, TokenCounts
+from tandem.frontend.telemetry.request_log import AnswerSummary, TokenCounts
 from tandem.router.policy import RoutingDecision
-from tandem.runtime.block_hash import block_hashes
 from tandem.runtime.context import RequestContext
-from tandem.runtime.decoding import decoder
 from tandem.runtime.errors import (
     ConnectionLostError,
     IncompleteError,
@@ -28,15 +26,17 @@ from tandem.runtime.errors import (
     ProtocolError,
     TandemError,
 )
-from tandem.runtime.messages import (
+from tandem.runtime.plane.response_stream import ResponseStream
+from tandem.runtime.wire.block_hash import block_hashes
+from tandem.runtime.wire.decoding import decoder
+from tandem.runtime.wire.messages import (
     GenerateRequest,
     PrefillReport,
     TokenDelta,
     encode,
     pack_tokens,
 )
-from tandem.runtime.plane.response_stream import ResponseStream
-from tandem.runtime.prompt_logprobs import PromptLogprobs
+from tandem.runtime.wire.prompt_logprobs import PromptLogprobs
 
 _MAX_HASHED_BLOCKS = 2048  # of a prompt; hashing more would hold up the streams for milliseconds
 _decode_delta = decoder(TokenDelta)

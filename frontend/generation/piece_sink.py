@@ -5,10 +5,10 @@ from typing import Protocol
 import msgspec
 
 from tandem.frontend.generation.generation import Answer, ChoiceRun
-from tandem.frontend.generation.pieces import Piece, Reasoning
 from tandem.frontend.http.exchange import ErrorShape, Exchange
-from tandem.frontend.request_log import TokenCounts
-from tandem.runtime.messages import FinishReason, TokenDelta
+from tandem.frontend.parsers.pieces import Piece, Reasoning
+from tandem.frontend.telemetry.request_log import TokenCounts
+from tandem.runtime.wire.messages import FinishReason, TokenDelta
 
 
 class Ending(msgspec.Struct, frozen=True):

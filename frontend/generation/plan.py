@@ -8,16 +8,16 @@ from typing import Literal, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from tandem.frontend.api import Call
 from tandem.frontend.catalog.catalog import ServedModel, TokenModel
+from tandem.frontend.chat.requests import ChatRequest, CompletionRequest
+from tandem.frontend.chat.responses import ResponseHead, new_head
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.generation.answer_format import AnswerFormat, answer_format
 from tandem.frontend.generation.prompts import Prompt, PromptMaker, check_token_ids
-from tandem.frontend.openai.requests import ChatRequest, CompletionRequest
-from tandem.frontend.openai.responses import ResponseHead, new_head
+from tandem.frontend.http.api import Call
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import InvalidRequestError
-from tandem.runtime.messages import (
+from tandem.runtime.wire.messages import (
     GenerateRequest,
     PrefillPlace,
     SamplingParams,
@@ -25,8 +25,8 @@ from tandem.runtime.messages import (
     Targets,
     pack_tokens,
 )
-from tandem.runtime.request_bounds import check_num_prompt_logprobs
-from tandem.runtime.sampling_defaults import NO_DEFAULTS, SamplingDefaults
+from tandem.runtime.wire.request_bounds import check_num_prompt_logprobs
+from tandem.runtime.wire.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 
 T = TypeVar("T")
 _PREFILL_HEADER = "x-tandem-prefill"

@@ -9,12 +9,12 @@ import msgspec
 
 from tandem.frontend.bodies.invalid import invalid_field
 from tandem.frontend.catalog.catalog import TokenModel
+from tandem.frontend.chat.messages import TemplateMessage
+from tandem.frontend.chat.requests import ChatRequest, CompletionRequest
 from tandem.frontend.config import FrontendConfig
-from tandem.frontend.openai.messages import TemplateMessage
-from tandem.frontend.openai.requests import ChatRequest, CompletionRequest
 from tandem.frontend.tokens.template import TemplateTimeError
 from tandem.runtime.errors import ContextLengthError, InvalidRequestError, OverloadedError
-from tandem.runtime.messages import StopConditions
+from tandem.runtime.wire.messages import StopConditions
 
 T = TypeVar("T")
 

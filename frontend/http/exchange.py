@@ -10,13 +10,13 @@ from starlette.types import Receive, Scope, Send
 
 from tandem.frontend.access.limits import Client, Header
 from tandem.frontend.bodies.ignored import Ignored
-from tandem.frontend.bodies.open_bodies import BodyShare
-from tandem.frontend.openai.errors import (
+from tandem.frontend.errors import (
     BodyTimeoutError,
     BodyTooLargeError,
     UnauthorizedError,
     UnsupportedMediaError,
 )
+from tandem.frontend.http.open_bodies import BodyShare
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import OverloadedError, TandemError
 from tandem.runtime.printable import short

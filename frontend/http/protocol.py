@@ -17,9 +17,9 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from tandem.frontend.config import FrontendConfig
+from tandem.frontend.errors import http_error_body
 from tandem.frontend.http.exchange import CONNECTION
 from tandem.frontend.http.response import DirectResponse
-from tandem.frontend.openai.errors import http_error_body
 from tandem.runtime.address import new_id
 
 _NAME = itemgetter(0)  # of a header

@@ -1,13 +1,13 @@
 """OpenAI's chat completions and completions: an `Api` each."""
 
-from tandem.frontend.api import Call, Work
-from tandem.frontend.generation.generations import Generations
-from tandem.frontend.openai.errors import OpenAIErrors
-from tandem.frontend.openai.requests import ChatRequest, CompletionRequest
+from tandem.frontend.chat.requests import ChatRequest, CompletionRequest
+from tandem.frontend.chat.text_body import Route, parse_text
+from tandem.frontend.errors import OpenAIErrors
+from tandem.frontend.http.api import Call, Work
 from tandem.frontend.openai.sse import StreamSink
 from tandem.frontend.openai.whole import WholeSink
+from tandem.frontend.shapes.generations import Generations
 from tandem.frontend.text.answers import StreamedText, WholeText
-from tandem.frontend.text.body import Route, parse_text
 
 
 class OpenAIApi:

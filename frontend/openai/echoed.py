@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
+from tandem.frontend.chat.logprobs import CompletionLogprobs, finite, joined
+from tandem.frontend.chat.responses import PromptLogprob, PromptTokens
 from tandem.frontend.generation.generation import ChoiceRun
-from tandem.frontend.openai.logprobs import CompletionLogprobs, finite, joined
-from tandem.frontend.openai.responses import PromptLogprob, PromptTokens
-from tandem.runtime.messages import TokenLogprobs
-from tandem.runtime.prompt_logprobs import PromptLogprobs
+from tandem.runtime.wire.messages import TokenLogprobs
+from tandem.runtime.wire.prompt_logprobs import PromptLogprobs
 
 Row = tuple[float, list[tuple[int, float]]]  # logprob and likeliest (token id, logprob)
 _MAX_LISTED = 2048  # log probabilities in one go, which takes about a millisecond

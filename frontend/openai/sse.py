@@ -6,11 +6,7 @@ once, and per chunk only the text is escaped.
 
 import msgspec
 
-from tandem.frontend.generation.generation import Answer, ChoiceRun
-from tandem.frontend.generation.pieces import Content, Piece, Reasoning, ToolCallDelta
-from tandem.frontend.http.exchange import Exchange
-from tandem.frontend.openai.echoed import echoed_logprobs
-from tandem.frontend.openai.responses import (
+from tandem.frontend.chat.responses import (
     ChoiceTimeline,
     FunctionChunk,
     ResponseHead,
@@ -18,7 +14,11 @@ from tandem.frontend.openai.responses import (
     Usage,
     finish_reason_of,
 )
-from tandem.runtime.messages import FinishReason, TokenDelta
+from tandem.frontend.generation.generation import Answer, ChoiceRun
+from tandem.frontend.http.exchange import Exchange
+from tandem.frontend.openai.echoed import echoed_logprobs
+from tandem.frontend.parsers.pieces import Content, Piece, Reasoning, ToolCallDelta
+from tandem.runtime.wire.messages import FinishReason, TokenDelta
 
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode

@@ -5,15 +5,15 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Raw
 
-from tandem.frontend.api import Call, Work, respond
 from tandem.frontend.bodies.outline import MAX_PROMPT_TOKENS, Fields, read_fields
 from tandem.frontend.bodies.typed import Body, read_body
-from tandem.frontend.generation.generations import Generations
+from tandem.frontend.chat.body import MAX_TOKEN_ID
+from tandem.frontend.chat.requests import ChatRequest
+from tandem.frontend.errors import OpenAIErrors
 from tandem.frontend.generation.plan import of_tokens
 from tandem.frontend.generation.prompts import check_num_tokens
-from tandem.frontend.openai.body import MAX_TOKEN_ID
-from tandem.frontend.openai.errors import OpenAIErrors
-from tandem.frontend.openai.requests import ChatRequest
+from tandem.frontend.http.api import Call, Work, respond
+from tandem.frontend.shapes.generations import Generations
 
 _encode = msgspec.json.Encoder().encode
 

@@ -5,12 +5,8 @@ from collections.abc import Awaitable
 
 import msgspec
 
-from tandem.frontend.generation.generation import Answer, ChoiceRun
-from tandem.frontend.generation.pieces import Content, Piece, Reasoning, ToolCallDelta
-from tandem.frontend.http.exchange import Exchange
-from tandem.frontend.openai.echoed import echoed_logprobs, prompt_logprobs
-from tandem.frontend.openai.logprobs import CompletionLogprobs, joined
-from tandem.frontend.openai.responses import (
+from tandem.frontend.chat.logprobs import CompletionLogprobs, joined
+from tandem.frontend.chat.responses import (
     ChatChoice,
     ChatMessageOut,
     CompletionChoice,
@@ -21,7 +17,11 @@ from tandem.frontend.openai.responses import (
     WholeResponse,
     finish_reason_of,
 )
-from tandem.runtime.messages import TokenDelta, TokenLogprobs
+from tandem.frontend.generation.generation import Answer, ChoiceRun
+from tandem.frontend.http.exchange import Exchange
+from tandem.frontend.openai.echoed import echoed_logprobs, prompt_logprobs
+from tandem.frontend.parsers.pieces import Content, Piece, Reasoning, ToolCallDelta
+from tandem.runtime.wire.messages import TokenDelta, TokenLogprobs
 
 _encode = msgspec.json.Encoder().encode
 

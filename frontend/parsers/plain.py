@@ -1,6 +1,6 @@
 """Plain text, all of it content."""
 
-from tandem.frontend.generation.pieces import Content, OutputParser, Piece, Reasoning
+from tandem.frontend.parsers.pieces import Content, OutputParser, Piece, Reasoning
 
 
 class PlainParser:

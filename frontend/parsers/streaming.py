@@ -9,10 +9,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tandem.frontend.generation.pieces import Content, Piece, Reasoning, ToolCallDelta
 from tandem.frontend.parsers.json_calls import object_calls, unquoted
 from tandem.frontend.parsers.json_end import JsonEnd
 from tandem.frontend.parsers.output_format import OutputFormat
+from tandem.frontend.parsers.pieces import Content, Piece, Reasoning, ToolCallDelta
 from tandem.frontend.parsers.python_end import PythonEnd
 from tandem.frontend.parsers.syntaxes import ReadCall, read_calls
 from tandem.frontend.parsers.xml_calls import XmlArguments, xml_tags

@@ -4,16 +4,16 @@ from typing import Any
 
 import msgspec
 
-from tandem.frontend.api import Call, Work, let_others_run
-from tandem.frontend.generation.chat_shape import ChatShape, FieldNames
-from tandem.frontend.generation.generations import Generations
-from tandem.frontend.openai.errors import OpenAIErrors
+from tandem.frontend.errors import OpenAIErrors
+from tandem.frontend.http.api import Call, Work, let_others_run
 from tandem.frontend.responses.items import Conversation, Item, Reading
 from tandem.frontend.responses.objects import new_response
 from tandem.frontend.responses.requests import ResponsesRequest, parse
 from tandem.frontend.responses.store import ResponseStore, Stored
 from tandem.frontend.responses.tools import Tools, read_all
 from tandem.frontend.responses.writer import ResponseWriter
+from tandem.frontend.shapes.chat_shape import ChatShape, FieldNames
+from tandem.frontend.shapes.generations import Generations
 
 _SAME_FIELDS = (
     "temperature", "top_p", "presence_penalty", "frequency_penalty", "parallel_tool_calls",

@@ -11,7 +11,7 @@ from tandem.frontend.generation.piece_sink import Ending
 from tandem.frontend.responses.items import Status
 from tandem.frontend.responses.requests import Format, ResponsesRequest
 from tandem.frontend.responses.tools import Tool, ToolChoice, Tools
-from tandem.runtime.sampling_defaults import SamplingDefaults
+from tandem.runtime.wire.sampling_defaults import SamplingDefaults
 
 
 class OutputText(msgspec.Struct, frozen=True):

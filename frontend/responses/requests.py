@@ -9,8 +9,8 @@ from tandem.frontend.bodies.ignored import Ignored
 from tandem.frontend.bodies.invalid import invalid_field
 from tandem.frontend.bodies.outline import begins
 from tandem.frontend.bodies.typed import NULL, Body, Count, Natural, Share, read_body
-from tandem.frontend.openai.thinking import Reasoning as ChatReasoning
-from tandem.frontend.openai.thinking import Thinking
+from tandem.frontend.chat.thinking import Reasoning as ChatReasoning
+from tandem.frontend.chat.thinking import Thinking
 from tandem.frontend.responses.items import Item, Reading, user_message
 
 _LARGE = ("input", "instructions")  # bounded by the body

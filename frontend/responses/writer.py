@@ -5,11 +5,10 @@ from collections.abc import Callable, Mapping
 import msgspec
 from msgspec import UNSET
 
+from tandem.frontend.errors import OpenAIErrors
 from tandem.frontend.generation.piece_sink import Ending
-from tandem.frontend.generation.pieces import Content, Piece, Reasoning, ToolCallDelta, part_key
-from tandem.frontend.openai.errors import OpenAIErrors
-from tandem.frontend.openai.sse import DONE
-from tandem.frontend.request_log import TokenCounts
+from tandem.frontend.http.events import DONE
+from tandem.frontend.parsers.pieces import Content, Piece, Reasoning, ToolCallDelta, part_key
 from tandem.frontend.responses.events import (
     Events,
     OpenCall,
@@ -28,6 +27,7 @@ from tandem.frontend.responses.objects import (
     failed,
 )
 from tandem.frontend.responses.tools import CallableTool, CustomTool
+from tandem.frontend.telemetry.request_log import TokenCounts
 from tandem.runtime.address import new_id
 from tandem.runtime.errors import TandemError
 

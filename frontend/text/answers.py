@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tandem.frontend.openai.responses import ResponseHead
-from tandem.frontend.openai.sse import DONE, event
+from tandem.frontend.chat.responses import ResponseHead
+from tandem.frontend.http.events import DONE, event
 from tandem.runtime.errors import InternalError, ProtocolError
 
 Answer = dict[str, Any]

@@ -5,17 +5,17 @@ from collections.abc import Callable
 
 from tandem.frontend.access.limits import Header
 from tandem.frontend.catalog.catalog import ServedModel
-from tandem.frontend.deps import FrontendDeps
+from tandem.frontend.chat.responses import ResponseHead, new_head
+from tandem.frontend.chat.text_body import TextBody
+from tandem.frontend.generation.deps import FrontendDeps
 from tandem.frontend.generation.failover import Failover, decision_headers
 from tandem.frontend.http.exchange import Exchange
-from tandem.frontend.openai.responses import ResponseHead, new_head
-from tandem.frontend.request_log import AnswerSummary
+from tandem.frontend.telemetry.request_log import AnswerSummary
 from tandem.frontend.text.answers import TextWriter, read_answer
-from tandem.frontend.text.body import TextBody
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ProtocolError, TandemError
-from tandem.runtime.messages import TextRequest, encode
 from tandem.runtime.plane.response_stream import ResponseStream
+from tandem.runtime.wire.messages import TextRequest, encode
 
 NewWriter = Callable[[ResponseHead], TextWriter]
 _BYTES_PER_TOKEN = 4  # of English text; the router weighs requests by their blocks

@@ -2,13 +2,13 @@
 
 from typing import Any
 
+from tandem.frontend.chat.responses import ResponseHead
 from tandem.frontend.generation.piece_sink import Ending, PieceWriter
-from tandem.frontend.generation.pieces import Content, Piece, Reasoning, ToolCallDelta
-from tandem.frontend.openai.responses import ResponseHead
-from tandem.frontend.request_log import NO_TOKENS, TokenCounts
+from tandem.frontend.parsers.pieces import Content, Piece, Reasoning, ToolCallDelta
+from tandem.frontend.telemetry.request_log import NO_TOKENS, TokenCounts
 from tandem.frontend.text.answers import Answer, as_chunk
 from tandem.runtime.errors import ProtocolError
-from tandem.runtime.messages import FinishReason
+from tandem.runtime.wire.messages import FinishReason
 
 
 class TextPieces:

@@ -14,7 +14,7 @@ from tandem.frontend.tokens.folder_tokens import FolderTokens
 from tandem.frontend.tokens.template import ChatTemplate, TemplateTimeError
 from tandem.runtime.errors import InvalidRequestError, ModelError
 from tandem.runtime.native import fault_of
-from tandem.runtime.sampling_defaults import sampling_defaults
+from tandem.runtime.wire.sampling_defaults import sampling_defaults
 
 _END_OF_TEXT = "<|endoftext|>"
 _MARK = "TANDEM_CONTINUES_HERE "  # behind the content of a message that is continued

@@ -9,17 +9,17 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from tandem.frontend.catalog.catalog import Catalog
-from tandem.frontend.metrics import FrontendMetrics
-from tandem.frontend.openai.errors import TooManyRequestsError
+from tandem.frontend.errors import TooManyRequestsError
+from tandem.frontend.telemetry.metrics import FrontendMetrics
 from tandem.frontend.ui.recent import Recent
 from tandem.frontend.ui.state import PageState, QueueState, WorkerState, start_state, worker_state
 from tandem.frontend.ui.window import Window
 from tandem.router.idle import idle_prefill
-from tandem.runtime.cluster_messages import Instance, WorkerStatus
-from tandem.runtime.discovery import TypedView, watch_instances
-from tandem.runtime.instance_report import InstanceReport, ask_worker
-from tandem.runtime.node import Node
-from tandem.runtime.progress_report import ProgressReport, watch_progress
+from tandem.runtime.membership.instance_report import InstanceReport, ask_worker
+from tandem.runtime.membership.node import Node
+from tandem.runtime.store.discovery import TypedView, watch_instances
+from tandem.runtime.store.progress_report import ProgressReport, watch_progress
+from tandem.runtime.wire.cluster_messages import Instance, WorkerStatus
 
 logger = logging.getLogger(__name__)
 

@@ -14,13 +14,11 @@ from starlette.types import Receive, Scope, Send
 
 from tandem.frontend.bodies.invalid import invalid_field
 from tandem.frontend.catalog.catalog import Catalog
+from tandem.frontend.errors import OpenAIErrors
 from tandem.frontend.http.exchange import Exchange
-from tandem.frontend.openai.errors import OpenAIErrors
 from tandem.frontend.ui.collector import Collector
-from tandem.frontend.ui.files import PAGE_FILES
-from tandem.runtime.cluster_messages import RoleChange, WorkerRole
+from tandem.frontend.ui.page.files import PAGE_FILES
 from tandem.runtime.context import RequestContext
-from tandem.runtime.discovery import config_key
 from tandem.runtime.errors import (
     ConfigError,
     InvalidRequestError,
@@ -29,9 +27,11 @@ from tandem.runtime.errors import (
     TandemError,
     UnavailableError,
 )
-from tandem.runtime.messages import encode
-from tandem.runtime.node import Node
+from tandem.runtime.membership.node import Node
 from tandem.runtime.printable import short
+from tandem.runtime.store.discovery import config_key
+from tandem.runtime.wire.cluster_messages import RoleChange, WorkerRole
+from tandem.runtime.wire.messages import encode
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from collections import Counter, deque
 
 from tandem.frontend.ui.state import HandoffState
-from tandem.runtime.messages import PrefillPlace, PrefillReport
+from tandem.runtime.wire.messages import PrefillPlace, PrefillReport
 
 _MAX_KEPT = 8
 _MAX_CAUSES = 32  # of each place; more than there are, for an engine that invents them

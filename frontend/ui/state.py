@@ -3,10 +3,10 @@
 import msgspec
 
 from tandem.router.idle import IdlePrefill
-from tandem.runtime.cluster_messages import WorkerStatus
-from tandem.runtime.instance_report import InstanceReport
-from tandem.runtime.messages import PrefillPlace
-from tandem.runtime.progress_report import ProgressReport
+from tandem.runtime.membership.instance_report import InstanceReport
+from tandem.runtime.store.progress_report import ProgressReport
+from tandem.runtime.wire.cluster_messages import WorkerStatus
+from tandem.runtime.wire.messages import PrefillPlace
 
 STOPPED_S = 3.0  # without an answer; a busy worker answers between two steps
 

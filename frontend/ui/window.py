@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 
 import msgspec
 
-from tandem.frontend.metrics import FrontendMetrics, Histogram
+from tandem.frontend.telemetry.metrics import FrontendMetrics, Histogram
 from tandem.frontend.ui.recent import Cause, Recent
 from tandem.frontend.ui.state import Latency, Placement
 

@@ -7,22 +7,21 @@ from typing import Annotated
 
 import typer
 
+from tandem.config.flags import split_flags
+from tandem.config.session import Session
 from tandem.launch.cli import operate, passed_on
 from tandem.launch.cli.config_commands import config_app
 from tandem.launch.cli.options import (
     CONFIG_HELP,
-    LaunchOptions,
-    ModelOptions,
     cluster_session,
     emulating,
     frontend_session,
     shares,
 )
-from tandem.launch.cli.session import Session
-from tandem.launch.config.flags import split_flags
-from tandem.runtime.cluster_messages import WorkerRole
+from tandem.launch.run.options import LaunchOptions, ModelOptions
 from tandem.runtime.errors import ConfigError, TandemError
-from tandem.runtime.home import give_home
+from tandem.runtime.local.home import give_home
+from tandem.runtime.wire.cluster_messages import WorkerRole
 
 JOIN_EXAMPLE = "--nats-url nats://10.0.0.1:4222 --etcd-endpoints http://10.0.0.1:2379"
 
@@ -92,7 +91,7 @@ def frontend(session: Session) -> None:
 
     It serves every model that the decode workers of its namespace register.
     """
-    from tandem.launch.roles import run_frontend_role
+    from tandem.launch.run.roles import run_frontend_role
 
     run_frontend_role(session.load())
 
@@ -108,7 +107,7 @@ def worker(
     ] = "both",
 ) -> None:
     """Run one worker: it generates tokens, and computes prompts of others when it has room."""
-    from tandem.launch.roles import run_worker_role
+    from tandem.launch.run.roles import run_worker_role
 
     run_worker_role(role, session.load(), model, gpu)
 
@@ -119,7 +118,7 @@ def worker(
 @shares(model=ModelOptions, session=emulating(cluster_session))
 def prefill(model: ModelOptions, session: Session, gpu: Gpu = None) -> None:
     """Run one prefill worker, which takes prompts from the queue and delivers their KV."""
-    from tandem.launch.roles import run_worker_role
+    from tandem.launch.run.roles import run_worker_role
 
     run_worker_role("prefill", session.load(), model, gpu)
 
@@ -128,7 +127,7 @@ def prefill(model: ModelOptions, session: Session, gpu: Gpu = None) -> None:
 @shares(model=ModelOptions, session=emulating(cluster_session))
 def decode(model: ModelOptions, session: Session, gpu: Gpu = None) -> None:
     """Run one decode worker, which generates tokens and chooses where a prompt is prefilled."""
-    from tandem.launch.roles import run_worker_role
+    from tandem.launch.run.roles import run_worker_role
 
     run_worker_role("decode", session.load(), model, gpu)
 

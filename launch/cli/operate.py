@@ -5,11 +5,18 @@ from typing import Annotated
 
 import typer
 
-from tandem.launch.cli.options import CONFIG_HELP, Json, cluster_session, file_session, shares
-from tandem.launch.cli.plan_options import HandoffOptions, LoadOptions, plan_session
-from tandem.launch.cli.session import Session
-from tandem.runtime.cluster_messages import ControlName, WorkerRole
+from tandem.config.session import Session
+from tandem.launch.cli.options import (
+    CONFIG_HELP,
+    Json,
+    cluster_session,
+    file_session,
+    plan_session,
+    shares,
+)
+from tandem.launch.simulation.options import HandoffOptions, LoadOptions
 from tandem.runtime.errors import ConfigError
+from tandem.runtime.wire.cluster_messages import ControlName, WorkerRole
 
 app = typer.Typer()
 
@@ -23,7 +30,7 @@ def status(session: Session, as_json: Json = False) -> None:
 
     By default it is the cluster that `tandem serve` runs on this machine.
     """
-    from tandem.launch.status import run_status
+    from tandem.launch.cluster.status import run_status
 
     run_status(session.load_for_cluster(), as_json=as_json)
 
@@ -44,7 +51,7 @@ def explain(
     the first token and delay of all answers. Then the decision, its reason, and the times of the
     request. Decode workers remember their last 1024 requests.
     """
-    from tandem.launch.explain import run_explain
+    from tandem.launch.cluster.explain import run_explain
 
     run_explain(session.load_for_cluster(), request_id, as_json=as_json)
 
@@ -59,7 +66,7 @@ def ui(
 
     It is a frontend of its own: the page shows all workers, and the requests that it answers.
     """
-    from tandem.launch.roles import run_page
+    from tandem.launch.run.roles import run_page
 
     run_page(session.load_for_cluster(), port)
 
@@ -95,7 +102,7 @@ def change_role(
 
     Running answers go on at other workers. The command ends when the new role serves.
     """
-    from tandem.launch.one_worker import run_change_role
+    from tandem.launch.cluster.one_worker import run_change_role
 
     run_change_role(session.load_for_cluster(), instance, role)
 
@@ -115,7 +122,7 @@ def control(
     clear-prefix-cache frees the cached blocks that no request holds. profile records the engine
     with torch.profiler, and the worker writes a Chrome trace on its machine.
     """
-    from tandem.launch.one_worker import run_control
+    from tandem.launch.cluster.one_worker import run_control
 
     run_control(session.load_for_cluster(), instance, name, duration_s)
 

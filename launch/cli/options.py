@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from tandem.launch.cli.session import Session
+from tandem.config.session import Session
 
 T = TypeVar("T")
 

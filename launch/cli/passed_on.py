@@ -17,7 +17,7 @@ NAMED_ENGINES = {"vllm": "tandem.vllm.engine:VllmEngine"}
 @app.command(context_settings=PASS_ON, epilog="Example: tandem bench --help")
 def bench(ctx: typer.Context) -> None:
     """Measure latency, throughput and goodput of any server with the OpenAI API."""
-    from tandem.bench.load.cli import main as run_bench
+    from tandem.bench.cli import main as run_bench
 
     raise typer.Exit(run_bench(ctx.args))
 
@@ -47,6 +47,6 @@ def run_engine(words: Sequence[str]) -> None:
     if not words or words[0] in ("-h", "--help"):
         print(ENGINE_USAGE)
         raise SystemExit(0 if words else 2)
-    from tandem.sdk.engine.run import load_engine, run
+    from tandem.sdk.engine_worker.run import load_engine, run
 
     run(load_engine(NAMED_ENGINES.get(words[0], words[0])), list(words[1:]))

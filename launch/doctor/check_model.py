@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import psutil
 
 from tandem.engine.config import EngineConfig
-from tandem.launch.doctor.findings import Finding, fail, ok, warn
 from tandem.models.paths import resolve_model
 from tandem.runtime.errors import TandemError
-from tandem.runtime.model_files import REQUIRED
+from tandem.runtime.local.findings import Finding, fail, ok, warn
+from tandem.runtime.membership.model_files import REQUIRED
 
 if TYPE_CHECKING:  # torch may be missing
-    from tandem.engine.models.config import ModelConfig
+    from tandem.engine.architecture.config import ModelConfig
 
 GIB = 2**30
 
@@ -23,9 +23,9 @@ def check_model(model: str, engine: EngineConfig) -> Iterator[Finding]:
     # Not at the top: doctor also reports that torch is missing.
     import torch
 
-    from tandem.engine.loading.checkpoint import Checkpoint
-    from tandem.engine.models.model_code import choose_model_config
-    from tandem.engine.resolve import resolve
+    from tandem.engine.execution.model_code import choose_model_config
+    from tandem.engine.execution.resolve import resolve
+    from tandem.engine.weights.checkpoint import Checkpoint
 
     try:
         folder = resolve_model(model)

@@ -10,22 +10,22 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from tandem.launch.config.model import EffectiveConfig
-from tandem.launch.devices import list_gpus
-from tandem.launch.doctor.findings import Finding, fail, ok, warn
-from tandem.launch.supervise.local_servers import (
+from tandem.config.model import EffectiveConfig
+from tandem.runtime.bus.nats import NatsConnection
+from tandem.runtime.errors import ServiceError, TandemError
+from tandem.runtime.extras import install_command
+from tandem.runtime.local.devices import list_gpus
+from tandem.runtime.local.findings import Finding, fail, ok, warn
+from tandem.runtime.local.local_servers import (
     LocalEtcd,
     LocalNats,
     LocalServer,
     etcd_binary,
     nats_binary,
 )
-from tandem.runtime.errors import ServiceError, TandemError
-from tandem.runtime.etcd import EtcdDiscovery
-from tandem.runtime.extras import install_command
-from tandem.runtime.lifecycle import started
-from tandem.runtime.nats import NatsConnection
 from tandem.runtime.printable import masked
+from tandem.runtime.process.lifecycle import started
+from tandem.runtime.store.etcd import EtcdDiscovery
 from tandem.transfer.network_devices import VARIABLE, devices_of, is_loopback
 
 REQUIRED = ("torch", "triton", "nats-py", "aetcd", "uvloop", "uvicorn", "tokenizers", "safetensors")

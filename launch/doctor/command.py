@@ -8,13 +8,14 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.text import Text
 
-from tandem.launch.config.model import EffectiveConfig
-from tandem.launch.doctor import checks_machine, checks_parts
+from tandem.config.model import EffectiveConfig
+from tandem.launch.cluster.status import links, read_cluster
+from tandem.launch.doctor import checks_parts
 from tandem.launch.doctor.check_model import check_model
-from tandem.launch.doctor.findings import Finding, ok, warn
-from tandem.launch.status import links, read_cluster
 from tandem.runtime.errors import ServiceError
-from tandem.runtime.progress import ProgressBar
+from tandem.runtime.local import checks_machine
+from tandem.runtime.local.findings import Finding, ok, warn
+from tandem.runtime.process.progress import ProgressBar
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 

@@ -8,26 +8,26 @@ from pathlib import Path
 
 import uvloop
 
-from tandem.launch.cli.options import LaunchOptions
-from tandem.launch.cli.session import Session
-from tandem.launch.config.model import EffectiveConfig, section_names
-from tandem.launch.devices import list_gpus, num_usable_cores, usable_memory_bytes
+from tandem.config.model import EffectiveConfig, section_names
+from tandem.config.session import Session
 from tandem.launch.graph.plan import Machine, ServicePlan, plan_services
 from tandem.launch.graph.settings import needs_of, read_services
+from tandem.launch.run.options import LaunchOptions
 from tandem.launch.serve.plan import plan_frontend
 from tandem.launch.serve.role_process import role_process
 from tandem.launch.supervise.managed_process import ManagedProcess
-from tandem.launch.supervise.reporter import Reporter
 from tandem.launch.supervise.supervisor import Supervisor, local_pid, with_free_port
-from tandem.runtime.discovery import WatchView, decode_instance, instances_prefix, readable
 from tandem.runtime.errors import ConfigError
-from tandem.runtime.etcd import EtcdDiscovery
-from tandem.runtime.names import variable_name
+from tandem.runtime.local.devices import list_gpus, num_usable_cores, usable_memory_bytes
 from tandem.runtime.printable import masked
+from tandem.runtime.process.names import variable_name
+from tandem.runtime.process.reporter import Reporter
+from tandem.runtime.store.discovery import WatchView, decode_instance, instances_prefix, readable
+from tandem.runtime.store.etcd import EtcdDiscovery
+from tandem.sdk.health.system_server import system_port
 from tandem.sdk.service.config import CONFIG_VARIABLE, ServiceConfig
 from tandem.sdk.service.dependencies import graph_of, known_services
 from tandem.sdk.service.spec import ServiceSpec, settings_of
-from tandem.sdk.worker.system_server import system_port
 from tandem.sdk.worker.targets import load_class
 
 METRICS_PORT = "runtime.metrics_port"

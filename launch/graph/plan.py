@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tandem.launch.devices import GpuInfo
 from tandem.launch.graph.settings import ServiceNeeds
 from tandem.launch.serve.plan import THREAD_VARIABLES
 from tandem.runtime.errors import ConfigError
+from tandem.runtime.local.devices import GpuInfo
 from tandem.sdk.service.config import SERVICE_ARGS
 from tandem.sdk.service.spec import ServiceSpec
 

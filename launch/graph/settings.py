@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from tandem.launch.config.flags import Flag
-from tandem.launch.config.sources import entries, is_empty, plain_value, read_yaml
+from tandem.config.flags import Flag
+from tandem.config.sources import entries, is_empty, plain_value, read_yaml
 from tandem.runtime.errors import ConfigError
 from tandem.sdk.service.config import COMMON, SERVICE_ARGS, ServiceConfig, unknown_key
 from tandem.sdk.service.spec import Resources, ServiceSpec, parse_workers

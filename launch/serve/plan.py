@@ -4,12 +4,12 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tandem.launch.config.model import EffectiveConfig, find_field, is_secret
-from tandem.launch.config.sources import Setting
-from tandem.launch.devices import GpuInfo, require_gpu
-from tandem.launch.serve.topology import RoleSpec, Topology
-from tandem.runtime.cluster_messages import Role
-from tandem.runtime.names import is_config_variable
+from tandem.config.model import EffectiveConfig, find_field, is_secret
+from tandem.config.sources import Setting
+from tandem.config.topology import RoleSpec, Topology
+from tandem.runtime.local.devices import GpuInfo, require_gpu
+from tandem.runtime.process.names import is_config_variable
+from tandem.runtime.wire.cluster_messages import Role
 
 START_ORDER: tuple[Role, ...] = ("worker", "decode", "prefill", "frontend")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

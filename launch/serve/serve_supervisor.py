@@ -7,24 +7,24 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from tandem.launch.cli.options import LaunchOptions, ModelOptions
-from tandem.launch.config.model import EffectiveConfig
-from tandem.launch.devices import list_gpus, num_usable_cores
-from tandem.launch.roles import find_model
+from tandem.config.model import EffectiveConfig
+from tandem.config.topology import Topology, load_topology, workers_topology
+from tandem.launch.run.options import LaunchOptions, ModelOptions
+from tandem.launch.run.roles import find_model
 from tandem.launch.serve.plan import make_plan
 from tandem.launch.serve.role_process import role_process
-from tandem.launch.serve.topology import Topology, load_topology, workers_topology
-from tandem.launch.supervise.reporter import Reporter
 from tandem.launch.supervise.supervisor import Supervisor, local_instance, local_pid, with_free_port
 from tandem.runtime.address import new_id
-from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.discovery import WatchView, instances_prefix
 from tandem.runtime.errors import ConfigError
-from tandem.runtime.etcd import EtcdDiscovery
-from tandem.runtime.instance_report import ask_worker
+from tandem.runtime.local.devices import list_gpus, num_usable_cores
+from tandem.runtime.membership.instance_report import ask_worker
 from tandem.runtime.plane.client import RequestClient
-from tandem.runtime.progress_report import ProgressReport, watch_progress
+from tandem.runtime.process.reporter import Reporter
+from tandem.runtime.store.discovery import WatchView, instances_prefix
+from tandem.runtime.store.etcd import EtcdDiscovery
+from tandem.runtime.store.progress_report import ProgressReport, watch_progress
+from tandem.runtime.wire.cluster_messages import Instance
 
 WORKERS_ON_A_CPU = 2
 KNOWN_RETRY_S = 0.05

@@ -23,7 +23,7 @@ from tandem.prefill.config import PrefillConfig
 from tandem.router.config import RouterConfig
 from tandem.router.policy import Router
 from tandem.router.predict import PlaceLoad
-from tandem.runtime.block_hash import num_blocks_of
+from tandem.runtime.wire.block_hash import num_blocks_of
 
 REPORT_INTERVAL_S = 0.25  # between the load reports of a worker
 

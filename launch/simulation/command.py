@@ -13,20 +13,20 @@ from rich.text import Text
 from tandem.bench.load.metrics import summarize
 from tandem.bench.load.options import BenchOptions
 from tandem.bench.load.places import reason_lines
+from tandem.bench.load.runs import RunFigures, Side
 from tandem.bench.picture.drawing import write_plot
-from tandem.bench.picture.runs import RunFigures, Side
-from tandem.launch.cli.plan_options import HandoffOptions, LoadOptions
-from tandem.launch.config.live import plain
-from tandem.launch.config.model import EffectiveConfig
+from tandem.config.live import plain
+from tandem.config.model import EffectiveConfig
 from tandem.launch.simulation.cluster import Setup, VirtualCluster
 from tandem.launch.simulation.figures import LayoutFigures, best_of, figures_of, table_of
 from tandem.launch.simulation.layout import Layout, layouts_of
 from tandem.launch.simulation.load import PlannedLoad
+from tandem.launch.simulation.options import HandoffOptions, LoadOptions
 from tandem.launch.simulation.source import figures_in, figures_of_cluster, with_engine_settings
 from tandem.launch.simulation.worker import HandoffTime, WorkerFigures
-from tandem.launch.supervise.reporter import wide_console
 from tandem.runtime.errors import ConfigError
-from tandem.runtime.progress import ProgressBar
+from tandem.runtime.process.progress import ProgressBar
+from tandem.runtime.process.reporter import wide_console
 
 SIMULATED_SECTIONS = ("disagg", "engine", "prefill", "router")
 PROGRESS_EVERY = 64  # requests

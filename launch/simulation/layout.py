@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from tandem.decode.config import DisaggConfig, Policy
-from tandem.runtime.cluster_messages import WorkerRole
+from tandem.runtime.wire.cluster_messages import WorkerRole
 
 ROLE_KEYS: Mapping[WorkerRole, str] = {"both": "worker", "decode": "decode", "prefill": "prefill"}
 

@@ -8,8 +8,8 @@ from tandem.bench.load.load import LoadPlan, arrival_offsets_s
 from tandem.bench.load.options import BenchOptions
 from tandem.bench.load.trace import TraceWorkload
 from tandem.bench.load.workload import Seeds, Workload
-from tandem.runtime.block_hash import DIGEST_BYTES, block_hashes
 from tandem.runtime.errors import ConfigError
+from tandem.runtime.wire.block_hash import DIGEST_BYTES, block_hashes
 
 MAX_ID = 1 << 64  # of a trace's hash ids
 

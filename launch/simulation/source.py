@@ -4,14 +4,14 @@ from pathlib import Path
 
 import msgspec
 
-from tandem.launch.config.live import connected
-from tandem.launch.config.model import EffectiveConfig
+from tandem.config.live import connected
+from tandem.config.model import EffectiveConfig
+from tandem.launch.cluster.status import read_cluster
 from tandem.launch.simulation.worker import WorkerFigures
-from tandem.launch.status import read_cluster
-from tandem.runtime.cluster_messages import LoadReport, StepCosts
-from tandem.runtime.discovery import decode_card, models_prefix, readable
 from tandem.runtime.errors import ConfigError, ServiceError
 from tandem.runtime.printable import short
+from tandem.runtime.store.discovery import decode_card, models_prefix, readable
+from tandem.runtime.wire.cluster_messages import LoadReport, StepCosts
 
 ROOM = ("num_blocks", "block_size", "max_num_seqs")  # settings of the engine, and our fields
 LIMITS = {"max_num_batched_tokens": "max_tokens", "prefill_chunk_tokens": "max_tokens_beside"}

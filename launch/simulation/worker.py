@@ -13,8 +13,8 @@ from tandem.bench.client.record import RequestRecord
 from tandem.decode.admission import Decision
 from tandem.decode.transfer_cost import BYTES_PER_S, TransferCost
 from tandem.engine.config import DECODE_STEP_TOKENS, EngineConfig
-from tandem.engine.outputs import load_of
 from tandem.engine.schedule.block_pool import BlockPool
+from tandem.engine.schedule.outputs import load_of
 from tandem.engine.schedule.scheduler import Scheduler
 from tandem.engine.schedule.sequence import PENDING, Chunk, Sequence
 from tandem.engine.schedule.step_cost import StepCost, StepWork, work_of
@@ -22,8 +22,8 @@ from tandem.launch.simulation.clock import VirtualClock
 from tandem.launch.simulation.load import PlannedRequest
 from tandem.router.kv_index import KvIndex
 from tandem.router.predict import decode_step_s
-from tandem.runtime.cluster_messages import KvEvent, LoadReport, StepCosts, WorkerRole
-from tandem.runtime.messages import SamplingParams, StopConditions
+from tandem.runtime.wire.cluster_messages import KvEvent, LoadReport, StepCosts, WorkerRole
+from tandem.runtime.wire.messages import SamplingParams, StopConditions
 
 TOKEN = 0  # every token that is drawn
 EPOCH = "0"

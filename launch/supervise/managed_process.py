@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.launch.supervise.child_process import ChildProcess
 from tandem.runtime.errors import ServiceError
+from tandem.runtime.local.child_process import ChildProcess
 
 FIRST_DELAY_S = 0.5
 MAX_RESTARTS = 6  # in a row, that is without STEADY_S of life between two of them

@@ -12,26 +12,26 @@ from typing import Any
 
 from pydantic import SecretStr
 
+from tandem.config.model import EffectiveConfig
+from tandem.config.sources import Setting
 from tandem.frontend.config import new_page_key
-from tandem.launch.cli.options import LaunchOptions
-from tandem.launch.config.model import EffectiveConfig
-from tandem.launch.config.sources import Setting
-from tandem.launch.supervise.child_process import describe_exit, log_tail
-from tandem.launch.supervise.local_servers import LocalEtcd, LocalNats, LocalServer
+from tandem.launch.run.options import LaunchOptions
 from tandem.launch.supervise.managed_process import Backoff, ManagedProcess
-from tandem.launch.supervise.ports import free_port, http_status, local_address, require_free_port
-from tandem.launch.supervise.reporter import Reporter
 from tandem.launch.supervise.run_dir import make_run_dir
-from tandem.runtime.cluster_messages import Instance
-from tandem.runtime.discovery import decode_instance
 from tandem.runtime.errors import ProtocolError, ServiceError
-from tandem.runtime.etcd import EtcdDiscovery
-from tandem.runtime.lifecycle import handled
-from tandem.runtime.local_clusters import LocalCluster, announced, started_s, token_path
+from tandem.runtime.local.child_process import describe_exit, log_tail
+from tandem.runtime.local.local_clusters import LocalCluster, announced, started_s, token_path
+from tandem.runtime.local.local_servers import LocalEtcd, LocalNats, LocalServer
+from tandem.runtime.local.ports import free_port, http_status, local_address, require_free_port
+from tandem.runtime.local.private_file import write_private
 from tandem.runtime.printable import masked
-from tandem.runtime.private_file import write_private
-from tandem.runtime.progress import in_words
+from tandem.runtime.process.lifecycle import handled
+from tandem.runtime.process.progress import in_words
+from tandem.runtime.process.reporter import Reporter
+from tandem.runtime.store.discovery import decode_instance
+from tandem.runtime.store.etcd import EtcdDiscovery
 from tandem.runtime.tasks import cancel
+from tandem.runtime.wire.cluster_messages import Instance
 
 KILL_AFTER_DRAIN_S = 5.0
 HEALTH_RETRY_S = 0.05

@@ -4,11 +4,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tandem.launch.status import ClusterReport, place_of
+from tandem.launch.cluster.status import ClusterReport, place_of
 from tandem.launch.top.collect import PROMPTS, Reading
 from tandem.launch.top.window import Window, of_kind, quantile_ms
-from tandem.runtime.cluster_messages import WorkerStatus
-from tandem.runtime.instance_report import InstanceReport
+from tandem.runtime.membership.instance_report import InstanceReport
+from tandem.runtime.wire.cluster_messages import WorkerStatus
 
 KEEP_GONE_S = 300.0
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.bench.client.openai import OpenAIClient
-from tandem.launch.config.model import EffectiveConfig
-from tandem.launch.status import ClusterReport, read_cluster
+from tandem.config.model import EffectiveConfig
+from tandem.launch.cluster.status import ClusterReport, read_cluster
 from tandem.launch.top.window import Counts, Key
 from tandem.runtime.errors import ServiceError
-from tandem.runtime.instance_report import CALL_TIMEOUT_S, InstanceReport
+from tandem.runtime.membership.instance_report import CALL_TIMEOUT_S, InstanceReport
 
 # metric of a frontend |-> kind of its counts
 HISTOGRAMS: Mapping[str, str] = {

@@ -11,16 +11,16 @@ from collections.abc import Callable, Mapping
 from rich.console import Console
 from rich.live import Live
 
-from tandem.launch.config.model import EffectiveConfig
-from tandem.launch.one_worker import change_role
+from tandem.config.model import EffectiveConfig
+from tandem.launch.cluster.one_worker import change_role
 from tandem.launch.top.board import Board
 from tandem.launch.top.collect import read
 from tandem.launch.top.keyboard import keys
 from tandem.launch.top.roles import RoleChanges, Worker
 from tandem.launch.top.screen import View, draw
-from tandem.runtime.cluster_messages import WorkerRole
 from tandem.runtime.errors import ConfigError, TandemError
 from tandem.runtime.tasks import ends_within
+from tandem.runtime.wire.cluster_messages import WorkerRole
 
 REDRAW_S = 1.0
 Load = Callable[[], EffectiveConfig]

@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
-from tandem.runtime.cluster_messages import WorkerRole
+from tandem.runtime.wire.cluster_messages import WorkerRole
 
 ROLE_KEYS: Mapping[str, WorkerRole] = {"d": "decode", "p": "prefill", "b": "both"}
 _CHOICE = ", ".join(f"{key} {role}" for key, role in ROLE_KEYS.items())

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from tandem.runtime.bounds import MAX_COUNT
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import (
@@ -22,6 +21,7 @@ from tandem.runtime.plane.framing import Batch, Failure, Frame, Open
 from tandem.runtime.plane.handshake import ClientHandshake, Handshake
 from tandem.runtime.plane.response_stream import WINDOW_ITEMS, ResponseStream
 from tandem.runtime.tls import client_context
+from tandem.runtime.wire.bounds import MAX_COUNT
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,8 @@ from enum import IntEnum
 
 import msgspec
 
-from tandem.runtime.bounds import (
+from tandem.runtime.errors import ProtocolError
+from tandem.runtime.wire.bounds import (
     U64,
     Count,
     Many,
@@ -28,8 +29,7 @@ from tandem.runtime.bounds import (
     Table,
     Text,
 )
-from tandem.runtime.decoding import Decode, decoder
-from tandem.runtime.errors import ProtocolError
+from tandem.runtime.wire.decoding import Decode, decoder
 
 MAGIC = b"TANDEM\r\n"
 VERSION = 3

@@ -5,10 +5,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tandem.runtime.bounds import MAX_TEXT
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import CancelledRequestError, InternalError, TandemError
 from tandem.runtime.plane.framing import Cancel, Credit, Stop
+from tandem.runtime.wire.bounds import MAX_TEXT
 
 if TYPE_CHECKING:
     from tandem.runtime.plane.client import ClientConnection

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from tandem.runtime.address import new_id
-from tandem.runtime.bounds import MAX_NAME, MAX_SECONDS, MAX_TEXT
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import (
@@ -17,7 +16,6 @@ from tandem.runtime.errors import (
     ProtocolError,
     TandemError,
 )
-from tandem.runtime.logs import log_for
 from tandem.runtime.plane.connection import PlaneConnection
 from tandem.runtime.plane.framing import (
     MAX_PAYLOAD_BYTES,
@@ -29,6 +27,8 @@ from tandem.runtime.plane.framing import (
     Stop,
 )
 from tandem.runtime.plane.handshake import Handshake, ServerHandshake
+from tandem.runtime.process.logs import log_for
+from tandem.runtime.wire.bounds import MAX_NAME, MAX_SECONDS, MAX_TEXT
 
 if TYPE_CHECKING:
     from tandem.runtime.plane.server import RequestServer

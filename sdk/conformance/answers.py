@@ -6,7 +6,7 @@ from typing import Any
 from tandem.sdk.conformance.errors import Failure
 from tandem.sdk.conformance.streams import Stream, Subject
 from tandem.sdk.engine.types import GenerateRequest
-from tandem.sdk.worker.token_requests import finish_reason
+from tandem.sdk.wire.token_requests import finish_reason
 
 _USAGE_KEYS = ("prompt_tokens", "completion_tokens", "total_tokens")
 

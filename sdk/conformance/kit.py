@@ -26,8 +26,8 @@ from tandem.sdk.conformance.lifecycle import (
 )
 from tandem.sdk.conformance.streams import ConformanceSettings, NotApplicable, Subject
 from tandem.sdk.engine.llm_engine import LLMEngine
-from tandem.sdk.engine.run import load_engine
 from tandem.sdk.engine.worker_config import WorkerConfig
+from tandem.sdk.engine_worker.run import load_engine
 from tandem.sdk.worker.models import ModelInput
 
 Made = LLMEngine | tuple[LLMEngine, WorkerConfig]

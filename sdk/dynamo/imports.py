@@ -84,7 +84,7 @@ dynamo.common.backend -> tandem.sdk: EngineConfig GenerateChunk GenerateRequest 
 dynamo.common.backend.engine -> tandem.sdk: EngineConfig GenerateChunk GenerateRequest LLMEngine
         LlmRegistration
 dynamo.common.backend.worker -> tandem.sdk.dynamo.worker_config: WorkerConfig
-dynamo.common.backend.run -> tandem.sdk.engine.run: run
+dynamo.common.backend.run -> tandem.sdk.engine_worker.run: run
     `run(EngineClass, argv=None)`; the exit status is 1 after a failed start, 70 after a second
     signal.
 dynamo.common.backend.disagg -> tandem.sdk: enforce_prefill_max_tokens extract_prefill_result

@@ -6,7 +6,7 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any, TypeVar, cast
 
 from tandem.runtime.errors import InvalidRequestError
-from tandem.runtime.messages import unpack_tokens
+from tandem.runtime.wire.messages import unpack_tokens
 
 logger = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Self
 
-from tandem.runtime.cluster_messages import AnswerRules
 from tandem.runtime.errors import ConfigError
+from tandem.runtime.wire.cluster_messages import AnswerRules
 from tandem.sdk.engine import worker_config
 from tandem.sdk.engine.disaggregation import DisaggregationMode
 from tandem.sdk.engine.health_check import parse_health_check_payload_cli

@@ -13,7 +13,7 @@ from tandem.sdk.worker.distributed_runtime import Endpoint
 
 
 class LLMEngine(ABC):
-    """An inference engine; `tandem.sdk.engine.run` serves it as a worker.
+    """An inference engine; `tandem.sdk.engine_worker.run` serves it as a worker.
 
     The order of calls: `from_args`, `start`, any number of concurrent `generate` and `abort`, then
     `drain`, `is_quiescent`, `cleanup`. The constructor is cheap and acquires nothing; `start` loads

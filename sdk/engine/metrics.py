@@ -8,7 +8,7 @@ import msgspec
 from prometheus_client import REGISTRY, Metric, generate_latest
 from prometheus_client.registry import Collector
 
-from tandem.runtime.metrics import gauge
+from tandem.runtime.process.metrics import gauge
 from tandem.sdk.engine.types import ComponentSnapshot
 
 logger = logging.getLogger(__name__)

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any, Required, TypedDict
 
-from tandem.runtime.bounds import Amount, Count
-from tandem.runtime.cluster_messages import StepCosts
-from tandem.runtime.messages import PrefillReport
+from tandem.runtime.wire.bounds import Amount, Count
+from tandem.runtime.wire.cluster_messages import StepCosts
+from tandem.runtime.wire.messages import PrefillReport
 
 
 class CompletionUsage(TypedDict):

@@ -4,8 +4,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeVar
 
-from tandem.runtime.cluster_messages import AnswerRules
 from tandem.runtime.errors import ConfigError
+from tandem.runtime.wire.cluster_messages import AnswerRules
 from tandem.sdk.engine.answer_names import (
     REASONING_PARSERS,
     REASONS_FIRST,

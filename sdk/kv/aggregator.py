@@ -6,15 +6,15 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
-from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.context import RequestContext
-from tandem.runtime.decoding import RefusalLog, decoder
-from tandem.runtime.discovery import watch_endpoint
 from tandem.runtime.errors import ProtocolError, TandemError
+from tandem.runtime.store.discovery import watch_endpoint
 from tandem.runtime.tasks import cancel
+from tandem.runtime.wire.cluster_messages import Instance
+from tandem.runtime.wire.decoding import RefusalLog, decoder
 from tandem.sdk.kv.metrics import METRICS_ENDPOINT, KvMetrics, metrics_subject
+from tandem.sdk.wire.values import encode_call
 from tandem.sdk.worker.distributed_runtime import Component
-from tandem.sdk.worker.values import encode_call
 
 logger = logging.getLogger(__name__)
 

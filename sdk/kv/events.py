@@ -3,8 +3,8 @@
 import threading
 from collections.abc import Sequence
 
-from tandem.runtime.block_hash import block_hashes as hashes_of
 from tandem.runtime.errors import InvalidRequestError
+from tandem.runtime.wire.block_hash import block_hashes as hashes_of
 from tandem.sdk.kv.stream import kv_stream
 from tandem.sdk.worker.distributed_runtime import Component, Endpoint
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from tandem.router.kv_follower import KvFollower
 from tandem.router.kv_index import KvIndex
-from tandem.runtime.block_hash import block_hashes
-from tandem.runtime.cluster_messages import Instance
+from tandem.runtime.bus.events import kv_subject
 from tandem.runtime.context import RequestContext
-from tandem.runtime.discovery import TypedView, instances_prefix
 from tandem.runtime.errors import InvalidRequestError, UnavailableError
-from tandem.runtime.events import kv_subject
+from tandem.runtime.store.discovery import TypedView, instances_prefix
 from tandem.runtime.tasks import cancel
+from tandem.runtime.wire.block_hash import block_hashes
+from tandem.runtime.wire.cluster_messages import Instance
 from tandem.sdk.kv.events import adapter_of
 from tandem.sdk.kv.stream import SNAPSHOT_ENDPOINT
 from tandem.sdk.worker.distributed_runtime import Component
@@ -77,7 +77,7 @@ class KvIndexer:
         return await self.find_matches(hashes)
 
     async def find_matches(self, hashes: Sequence[bytes]) -> OverlapScores:
-        """Return the same for hashed blocks (`tandem.runtime.block_hash`)."""
+        """Return the same for hashed blocks (`tandem.runtime.wire.block_hash`)."""
         await asyncio.shield(self._starting)
         return OverlapScores(self._follower.index.match(hashes))
 

@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from tandem.runtime.bounds import MAX_COUNT, Amount, Count, Message, Name
-from tandem.runtime.cluster_messages import LoadReport
+from tandem.runtime.bus.events import load_subject
 from tandem.runtime.errors import InvalidRequestError, UnavailableError
-from tandem.runtime.events import load_subject
-from tandem.runtime.messages import encode
 from tandem.runtime.tasks import cancel
+from tandem.runtime.wire.bounds import MAX_COUNT, Amount, Count, Message, Name
+from tandem.runtime.wire.cluster_messages import LoadReport
+from tandem.runtime.wire.messages import encode
 from tandem.sdk.worker.changes import Changes
 from tandem.sdk.worker.distributed_runtime import Component, Endpoint
 

@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tandem.runtime.cluster_messages import KvEvent
+from tandem.runtime.bus.events import kv_subject
 from tandem.runtime.context import RequestContext
-from tandem.runtime.events import kv_subject
-from tandem.runtime.messages import encode
 from tandem.runtime.plane.server import Responder
 from tandem.runtime.tasks import ends_within
+from tandem.runtime.wire.cluster_messages import KvEvent
+from tandem.runtime.wire.messages import encode
 
 if TYPE_CHECKING:
     from tandem.sdk.worker.distributed_runtime import DistributedRuntime

@@ -12,11 +12,11 @@ Fields at the end may be missing, and newer ones are ignored.
 import logging
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from tandem.runtime.bounds import Count, Id, Integer, Many, Message, Name, Real, TokenId, Value
-from tandem.runtime.decoding import decoder
 from tandem.runtime.errors import ConfigError, InvalidRequestError, ProtocolError
 from tandem.runtime.extras import install_command
 from tandem.runtime.tasks import cancel, keep_running
+from tandem.runtime.wire.bounds import Count, Id, Integer, Many, Message, Name, Real, TokenId, Value
+from tandem.runtime.wire.decoding import decoder
 from tandem.sdk.kv.events import KvEventPublisher
 
 if TYPE_CHECKING:

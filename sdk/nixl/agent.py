@@ -17,7 +17,7 @@ from typing import Any
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import InvalidRequestError, TransferError
-from tandem.runtime.names import variable_name
+from tandem.runtime.process.names import variable_name
 from tandem.sdk.nixl.descriptors import pack, unpack
 from tandem.sdk.nixl.handles import (
     PreparedList,

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tandem.runtime.errors import ConfigError
-from tandem.runtime.names import did_you_mean
-from tandem.runtime.private_file import write_private
+from tandem.runtime.local.private_file import write_private
+from tandem.runtime.process.names import did_you_mean
 
 CONFIG_VARIABLE = "TANDEM_SERVICE_CONFIG"  # the file for the processes of `tandem run`
 COMMON = "Common"

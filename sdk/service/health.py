@@ -11,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from tandem.sdk.health.system_server import SystemServer, system_port
 from tandem.sdk.service.spec import ServiceSpec
 from tandem.sdk.worker.distributed_runtime import DistributedRuntime
-from tandem.sdk.worker.system_server import SystemServer, system_port
 
 logger = logging.getLogger(__name__)
 

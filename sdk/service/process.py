@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import uvloop
 
 from tandem.runtime.errors import ConfigError, TandemError
-from tandem.runtime.logs import setup_logging
+from tandem.runtime.process.logs import setup_logging
 from tandem.sdk.service.config import unknown_key
 from tandem.sdk.service.dependencies import graph_of
 from tandem.sdk.service.instance import serve_service

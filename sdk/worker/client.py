@@ -7,16 +7,16 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
 from tandem.runtime.address import EndpointAddress
-from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.context import RequestContext
-from tandem.runtime.decoding import decode_value
-from tandem.runtime.discovery import Discovery, watch_endpoint
 from tandem.runtime.errors import ConnectionLostError, NotFoundError, TandemError, UnavailableError
 from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.plane.response_stream import ResponseStream
-from tandem.sdk.dynamo.annotated import Annotated
+from tandem.runtime.store.discovery import Discovery, watch_endpoint
+from tandem.runtime.wire.cluster_messages import Instance
+from tandem.runtime.wire.decoding import decode_value
+from tandem.sdk.wire.values import encode_call
+from tandem.sdk.worker.annotated import Annotated
 from tandem.sdk.worker.context import Context
-from tandem.sdk.worker.values import encode_call
 
 AVOID_S = 2.0  # for which an instance that did not answer is tried last
 

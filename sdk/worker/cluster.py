@@ -7,8 +7,8 @@ from pydantic import ValidationError
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ConfigError
-from tandem.runtime.local_clusters import running_cluster_at, the_running_cluster
-from tandem.runtime.names import config_variables, means_none
+from tandem.runtime.local.local_clusters import running_cluster_at, the_running_cluster
+from tandem.runtime.process.names import config_variables, means_none
 
 ADDRESSES = ("nats_url", "etcd_endpoints")
 

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from tandem.runtime.context import RequestContext
-from tandem.runtime.span_ids import span_id_of, trace_id_of
+from tandem.runtime.tracing.span_ids import span_id_of, trace_id_of
 
 _KILLED = "the caller killed the request"
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, TypeVar, overload
 
 from tandem.runtime.errors import ConfigError, ServiceError
-from tandem.runtime.lifecycle import signals
+from tandem.runtime.process.lifecycle import signals
 from tandem.sdk.worker.distributed_runtime import DistributedRuntime
 
 logger = logging.getLogger(__name__)

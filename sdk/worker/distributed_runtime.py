@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.runtime.address import EndpointAddress
-from tandem.runtime.cluster_messages import LoadReport, WorkerStatus
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
-from tandem.runtime.discovery import register_instance
 from tandem.runtime.errors import ConfigError
-from tandem.runtime.lifecycle import State
-from tandem.runtime.logs import setup_logging
-from tandem.runtime.messages import encode
-from tandem.runtime.model_files import MODEL_FILES_ENDPOINT, ModelFilesHolder
-from tandem.runtime.node import Node
+from tandem.runtime.membership.model_files import MODEL_FILES_ENDPOINT, ModelFilesHolder
+from tandem.runtime.membership.node import Node
 from tandem.runtime.plane.server import Responder
-from tandem.sdk.worker.canary import CANARY_INTERVAL_S, Canary
+from tandem.runtime.process.lifecycle import State
+from tandem.runtime.process.logs import setup_logging
+from tandem.runtime.store.discovery import register_instance
+from tandem.runtime.wire.cluster_messages import LoadReport, WorkerStatus
+from tandem.runtime.wire.messages import encode
+from tandem.sdk.health.canary import CANARY_INTERVAL_S, Canary
 from tandem.sdk.worker.client import Client
 from tandem.sdk.worker.cluster import find_cluster
 from tandem.sdk.worker.serving import RequestHandler, ServedEndpoint

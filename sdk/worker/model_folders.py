@@ -6,9 +6,9 @@ from typing import Any
 
 from tandem.models.paths import HUB_ID, resolve_model
 from tandem.runtime.errors import ConfigError, ModelError
-from tandem.runtime.folder_files import read_object
-from tandem.runtime.messages import ModelFiles
-from tandem.runtime.model_files import read_model_files, weights_fingerprint
+from tandem.runtime.membership.folder_files import read_object
+from tandem.runtime.membership.model_files import read_model_files, weights_fingerprint
+from tandem.runtime.wire.messages import ModelFiles
 
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length")
 _HUB_SCHEME = "hf://"

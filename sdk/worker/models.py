@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from tandem.runtime.cluster_messages import AnswerRules, ModelCard
-from tandem.runtime.discovery import decode_card, model_key
 from tandem.runtime.errors import ConfigError, ProtocolError
+from tandem.runtime.store.discovery import decode_card, model_key
+from tandem.runtime.wire.cluster_messages import AnswerRules, ModelCard
 from tandem.sdk.worker.distributed_runtime import Endpoint
 from tandem.sdk.worker.model_folders import (
     CONTEXT_KEYS,

@@ -14,15 +14,15 @@ from typing import Any, Protocol
 
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.context import RequestContext
-from tandem.runtime.decoding import Decode, decode_value, decoder
 from tandem.runtime.errors import ConfigError, IncompleteError, InvalidRequestError
-from tandem.runtime.messages import Call, GenerateRequest, TextRequest
 from tandem.runtime.plane.server import RequestServer, Responder
+from tandem.runtime.wire.decoding import Decode, decode_value, decoder
+from tandem.runtime.wire.messages import Call, GenerateRequest, TextRequest
+from tandem.sdk.health.endpoint_metrics import EndpointCounts
+from tandem.sdk.wire.text_requests import TextCodec
+from tandem.sdk.wire.token_requests import TokenCodec
+from tandem.sdk.wire.values import encode_value, request_reader
 from tandem.sdk.worker.context import Context
-from tandem.sdk.worker.endpoint_metrics import EndpointCounts
-from tandem.sdk.worker.text_requests import TextCodec
-from tandem.sdk.worker.token_requests import TokenCodec
-from tandem.sdk.worker.values import encode_value, request_reader
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from tandem.runtime import otel
-from tandem.runtime.ended_span import Kind
+from tandem.runtime.tracing import otel
+from tandem.runtime.tracing.ended_span import Kind
 from tandem.sdk.worker.context import Context
 
 _TRACE_HEADERS = ("traceparent", "tracestate")

@@ -16,12 +16,14 @@ from tandem.decode.config import DisaggConfig, Policy
 from tandem.decode.worker import DecodeRole
 from tandem.engine.schedule.sequence import Sequence as EngineSequence
 from tandem.runtime.address import EndpointAddress, new_id
-from tandem.runtime.cluster_messages import WorkerStatus
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
-from tandem.runtime.discovery import register_instance
 from tandem.runtime.errors import TandemError
-from tandem.runtime.handoff_messages import (
+from tandem.runtime.membership.model_files import read_model_files
+from tandem.runtime.plane.response_stream import ResponseStream
+from tandem.runtime.store.discovery import register_instance
+from tandem.runtime.wire.cluster_messages import WorkerStatus
+from tandem.runtime.wire.handoff_messages import (
     CancelHandoff,
     Claim,
     ClaimAnswer,
@@ -33,7 +35,7 @@ from tandem.runtime.handoff_messages import (
     PrefixRequest,
     Settled,
 )
-from tandem.runtime.messages import (
+from tandem.runtime.wire.messages import (
     GenerateRequest,
     PrefillPlace,
     PrefillReport,
@@ -45,14 +47,12 @@ from tandem.runtime.messages import (
     pack_tokens,
     unpack_tokens,
 )
-from tandem.runtime.model_files import read_model_files
-from tandem.runtime.plane.response_stream import ResponseStream
-from tandem.runtime.prompt_logprobs import PromptLogprobs
+from tandem.runtime.wire.prompt_logprobs import PromptLogprobs
+from tandem.transfer.agents.group import WriteOrder
+from tandem.transfer.agents.link import Link
+from tandem.transfer.agents.reactor import HELLO
 from tandem.transfer.config import TransferConfig
-from tandem.transfer.group import WriteOrder
 from tandem.transfer.handoff.landed import Landed, SettledNotice, encode_landed, encode_settled
-from tandem.transfer.link import Link
-from tandem.transfer.reactor import HELLO
 from tandem.worker.settings import WorkerSettings
 from tandem.worker.worker import Worker
 from tests.handoff_peer import MODEL, NUM_BLOCKS, QUEUE, TRANSFER, HandoffPeer, Text, engine_config

@@ -19,8 +19,8 @@ from tandem.decode.admission import (
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.queue.config import QueueConfig
 from tandem.router.predict import SHARE_TRIED, PlaceLoad
-from tandem.runtime.cluster_messages import StepCosts
-from tandem.runtime.messages import Targets
+from tandem.runtime.wire.cluster_messages import StepCosts
+from tandem.runtime.wire.messages import Targets
 
 
 def side(**changes: object) -> PrefillSide:

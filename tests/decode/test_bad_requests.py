@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tandem.runtime.errors import InvalidRequestError
-from tandem.runtime.messages import GenerateRequest, SamplingParams, StopConditions
+from tandem.runtime.wire.messages import GenerateRequest, SamplingParams, StopConditions
 from tests.decode.prefill_peer import PROMPT, Answer, Stage, fresh_prompt
 
 T = TypeVar("T")

@@ -12,16 +12,16 @@ from tandem.decode.explanations import Explanations
 from tandem.decode.requests import ActiveRequest
 from tandem.engine.schedule.sequence import Sequence
 from tandem.router.predict import PlaceLoad
-from tandem.runtime.cluster_messages import StepCosts
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import InvalidRequestError
-from tandem.runtime.explain_messages import (
+from tandem.runtime.wire.cluster_messages import StepCosts
+from tandem.runtime.wire.explain_messages import (
     MAX_REMEMBERED,
     ExplainRequest,
     PromptExplanation,
     PromptExplanations,
 )
-from tandem.runtime.messages import (
+from tandem.runtime.wire.messages import (
     GenerateRequest,
     Routed,
     SamplingParams,

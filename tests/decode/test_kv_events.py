@@ -3,7 +3,7 @@ import asyncio
 from tandem.decode.kv_events import KvEventPublisher
 from tandem.router.kv_follower import decode_kv_event
 from tandem.router.kv_index import KvIndex
-from tandem.runtime.events import MemoryEvents, kv_subject
+from tandem.runtime.bus.events import MemoryEvents, kv_subject
 
 A, B = (bytes([byte]) * 16 for byte in range(2))
 

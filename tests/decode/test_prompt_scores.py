@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem.runtime.messages import SamplingParams, StopConditions
+from tandem.runtime.wire.messages import SamplingParams, StopConditions
 from tests.decode.prefill_peer import PROMPT, Stage
 
 SCORED = SamplingParams(temperature=0, logprobs=1, prompt_logprobs=True)

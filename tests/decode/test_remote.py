@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.handoff_messages import ClaimRefused
-from tandem.runtime.messages import SamplingParams, StopConditions, encode
+from tandem.runtime.wire.handoff_messages import ClaimRefused
+from tandem.runtime.wire.messages import SamplingParams, StopConditions, encode
 from tests.decode.prefill_peer import PROMPT, Stage, Work, count, fresh_prompt
 from tests.handoff_peer import BLOCK_SIZE, TRANSFER
 from tests.services import eventually

@@ -14,9 +14,8 @@ from unittest.mock import Mock
 import pytest
 
 from tandem.decode.admission import MAX_WAYS_GIVEN, decide
-from tandem.runtime.cluster_messages import LoadReport, StepCosts
+from tandem.runtime.bus.events import load_subject
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.discovery import transfer_prefix
 from tandem.runtime.errors import (
     IncompleteError,
     InvalidRequestError,
@@ -24,9 +23,10 @@ from tandem.runtime.errors import (
     TransferError,
     UnavailableError,
 )
-from tandem.runtime.events import load_subject
-from tandem.runtime.handoff_messages import ClaimRefused, PrefillJob
-from tandem.runtime.messages import StopConditions, Targets, encode
+from tandem.runtime.store.discovery import transfer_prefix
+from tandem.runtime.wire.cluster_messages import LoadReport, StepCosts
+from tandem.runtime.wire.handoff_messages import ClaimRefused, PrefillJob
+from tandem.runtime.wire.messages import StopConditions, Targets, encode
 from tandem.transfer.handoff.receiver import CLAIMANT_CHECK_INTERVAL_S as CHECK_S
 from tests.decode.prefill_peer import PROMPT, Stage, count, fresh_prompt
 from tests.handoff_peer import TRANSFER

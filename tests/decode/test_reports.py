@@ -5,8 +5,8 @@ import threading
 import msgspec
 import pytest
 
-from tandem.runtime.cluster_messages import LoadReport
-from tandem.runtime.events import load_subject
+from tandem.runtime.bus.events import load_subject
+from tandem.runtime.wire.cluster_messages import LoadReport
 from tests.decode.prefill_peer import Stage
 from tests.services import eventually
 

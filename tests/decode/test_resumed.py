@@ -3,14 +3,14 @@
 import pytest
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.engine import Engine
-from tandem.engine.model_runner import ModelRunner
+from tandem.engine.core.engine import Engine
+from tandem.engine.execution.model_runner import ModelRunner
 from tandem.engine.schedule.sequence import Sequence
 from tandem.models.paths import BUNDLED_MODEL
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import CancelledRequestError, InvalidRequestError
-from tandem.runtime.messages import PrefillPlace, SamplingParams, StopConditions
 from tandem.runtime.plane.client import RequestClient
+from tandem.runtime.wire.messages import PrefillPlace, SamplingParams, StopConditions
 from tests.decode.prefill_peer import PROMPT, Stage
 from tests.handoff_peer import Text
 from tests.services import eventually

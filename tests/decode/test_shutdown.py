@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.discovery import watch_instances
-from tandem.runtime.lifecycle import Lifecycle, State
+from tandem.runtime.process.lifecycle import Lifecycle, State
+from tandem.runtime.store.discovery import watch_instances
 from tests.decode.prefill_peer import PROMPT, Stage
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.decode.thresholds import LiveThresholds
-from tandem.runtime.discovery import MemoryDiscovery, config_key
+from tandem.runtime.store.discovery import MemoryDiscovery, config_key
 
 PREFIX = "/tandem/t/config/"
 

@@ -13,13 +13,14 @@ from tandem.decode.admission import Decision, PlacementCause
 from tandem.decode.config import DisaggConfig
 from tandem.decode.metrics import DecodeMetrics
 from tandem.decode.requests import ActiveRequest
-from tandem.engine.outputs import LoadStats, SequenceOutput
+from tandem.engine.schedule.outputs import LoadStats, SequenceOutput
 from tandem.engine.schedule.sequence import Sequence
 from tandem.queue.prefill_queue import QueueDepth
 from tandem.runtime.address import new_id
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import CapacityError
-from tandem.runtime.messages import (
+from tandem.runtime.tracing.trace import TraceFile
+from tandem.runtime.wire.messages import (
     GenerateRequest,
     PrefillPlace,
     SamplingParams,
@@ -27,7 +28,6 @@ from tandem.runtime.messages import (
     TokenDelta,
     pack_tokens,
 )
-from tandem.runtime.trace import TraceFile
 from tests.decode.prefill_peer import PROMPT as LONG_PROMPT
 from tests.decode.prefill_peer import Stage
 from tests.handoff_peer import MODEL

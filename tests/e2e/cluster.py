@@ -16,16 +16,16 @@ import msgspec
 from pydantic import SecretStr
 
 from tandem.frontend.config import new_page_key
-from tandem.launch.supervise.child_process import ChildProcess
-from tandem.launch.supervise.local_servers import LocalEtcd, LocalNats
 from tandem.models.paths import BUNDLED_MODEL
 from tandem.models.random_model import write_random_model
-from tandem.runtime.cluster_messages import Instance, WorkerStatus
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ServiceError, TandemError
-from tandem.runtime.etcd import EtcdDiscovery
+from tandem.runtime.local.child_process import ChildProcess
+from tandem.runtime.local.local_servers import LocalEtcd, LocalNats
 from tandem.runtime.plane.client import RequestClient
+from tandem.runtime.store.etcd import EtcdDiscovery
+from tandem.runtime.wire.cluster_messages import Instance, WorkerStatus
 from tests.services import free_port
 
 READY_TIMEOUT_S = 60.0

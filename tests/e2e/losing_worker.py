@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tandem.engine.model_runner import ModelRunner
+from tandem.engine.execution.model_runner import ModelRunner
 from tandem.engine.step.outcome import DeviceLostError
 from tandem.launch.cli.main import main
 

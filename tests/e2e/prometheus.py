@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import yaml
 
-from tandem.launch.supervise.child_process import ChildProcess
+from tandem.runtime.local.child_process import ChildProcess
 from tests.services import free_port
 
 BINARY = shutil.which("prometheus")  # None: not installed

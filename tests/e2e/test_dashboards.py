@@ -17,7 +17,7 @@ import pytest_asyncio
 import yaml
 
 from tandem.queue.streams import QueueNames
-from tandem.runtime.nats import NatsConnection
+from tandem.runtime.bus.nats import NatsConnection
 from tests.e2e.cluster import Cluster
 from tests.e2e.prometheus import BINARY, Prometheus
 from tests.services import eventually

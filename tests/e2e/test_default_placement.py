@@ -14,11 +14,11 @@ import aiohttp
 import msgspec
 import pytest
 
-from tandem.launch.serve.topology import TOPOLOGIES
-from tandem.launch.supervise.child_process import ChildProcess
-from tandem.runtime.cluster_messages import RoleChange, WorkerStatus
+from tandem.config.topology import TOPOLOGIES
 from tandem.runtime.context import RequestContext
-from tandem.runtime.messages import encode
+from tandem.runtime.local.child_process import ChildProcess
+from tandem.runtime.wire.cluster_messages import RoleChange, WorkerStatus
+from tandem.runtime.wire.messages import encode
 from tests.e2e.cluster import Cluster
 from tests.services import free_port
 

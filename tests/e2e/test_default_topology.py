@@ -11,8 +11,8 @@ import pytest_asyncio
 from tandem.queue.config import QueueConfig
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.queue.prefill_queue import QueueDepth
-from tandem.runtime.lifecycle import started
-from tandem.runtime.nats import NatsConnection
+from tandem.runtime.bus.nats import NatsConnection
+from tandem.runtime.process.lifecycle import started
 from tests.e2e.cluster import Cluster
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]

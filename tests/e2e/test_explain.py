@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tandem.launch.explain import explain, run_explain
+from tandem.launch.cluster.explain import explain, run_explain
 from tandem.runtime.errors import NotFoundError
-from tandem.runtime.explain_messages import PromptExplanation
+from tandem.runtime.wire.explain_messages import PromptExplanation
+from tests.config.configs import config_of
 from tests.e2e.cluster import Answer, Cluster
-from tests.launch.configs import config_of
 
 LONG = 1200  # tokens; disagg.max_local_prefill_length is 1000
 PATIENCE_S = 240.0

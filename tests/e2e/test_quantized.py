@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import Cluster, write_sensitive_model
-from tests.engine.models.quantizers import FORMS, quantize_model
+from tests.engine.weights.quantizers import FORMS, quantize_model
 
 PROMPTS = ("Hello!", "the fox ran over green hills and saw an old house " * 6)
 

@@ -11,7 +11,7 @@ import pytest
 
 from tandem.runtime.address import new_id
 from tests.e2e.cluster import Answer, Cluster
-from tests.runtime.otlp_collector import Collector
+from tests.runtime.tracing.otlp_collector import Collector
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.common", reason="the extra otel is missing")
 

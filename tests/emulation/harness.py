@@ -10,10 +10,10 @@ import yaml
 from tandem.bench.stack.judge import true_answer
 from tandem.emulation.runner import EmulatedRunner
 from tandem.engine.config import EngineConfig
-from tandem.engine.engine import Engine
+from tandem.engine.core.engine import Engine
 from tandem.engine.schedule.sequence import Sequence
 from tandem.models.paths import BUNDLED_MODEL
-from tandem.runtime.messages import SamplingParams, StopConditions
+from tandem.runtime.wire.messages import SamplingParams, StopConditions
 
 VOCAB_SIZE, ENDS = 2048, (0, 2)  # of the bundled model
 CHOICES = np.array([token_id for token_id in range(VOCAB_SIZE) if token_id not in ENDS])

@@ -13,7 +13,7 @@ from tandem.emulation.pool import seed_of
 from tandem.emulation.runner import EmulatedStep, LayersEvent
 from tandem.engine.schedule.sequence import LayerProgress, Sequence
 from tandem.runtime.errors import InvalidRequestError
-from tandem.runtime.messages import SamplingParams, StopConditions
+from tandem.runtime.wire.messages import SamplingParams, StopConditions
 from tests.emulation.harness import EmulatedEngine, fast_profile, is_true, random_prompts
 
 SAMPLINGS = [SamplingParams(temperature=0), SamplingParams(seed=2**64 - 1), SamplingParams(seed=5)]

@@ -11,7 +11,7 @@ from tandem.bench.stack.judge import true_answer
 from tandem.emulation.link import EmulatedGroup
 from tandem.emulation.runner import EmulatedRunner
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.messages import SamplingParams
+from tandem.runtime.wire.messages import SamplingParams
 from tandem.transfer.handoff.landed import Landed, SettledNotice, encode_landed, encode_settled
 from tandem.transfer.layout import KvLayout
 from tests.decode.prefill_peer import Answer, fresh_prompt

@@ -11,14 +11,14 @@ from types import SimpleNamespace
 import pytest
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.engine import Engine
-from tandem.engine.outputs import SequenceOutput
+from tandem.engine.core.engine import Engine
 from tandem.engine.schedule.block_pool import BlockPool
+from tandem.engine.schedule.outputs import SequenceOutput
 from tandem.engine.schedule.sequence import PENDING, Chunk, OnLayers, Sequence
 from tandem.engine.step.outcome import UndrawnError
 from tandem.engine.step.prompt_scoring import ScoredPart
 from tandem.runtime.errors import InternalError
-from tandem.runtime.messages import SamplingParams, StopConditions, TokenLogprobs
+from tandem.runtime.wire.messages import SamplingParams, StopConditions, TokenLogprobs
 
 NUM_LAYERS = 6
 VOCAB_SIZE = 500

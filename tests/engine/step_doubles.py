@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from tandem.engine.model_runner import ModelRunner
+from tandem.engine.execution.model_runner import ModelRunner
 from tandem.engine.schedule.sequence import PENDING, Chunk, Sequence
 from tandem.engine.step.decode_graphs import Recorded
 from tandem.engine.step.sampler import SampledToken

@@ -11,13 +11,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.engine import Engine
-from tandem.engine.model_runner import ModelRunner
-from tandem.engine.outputs import SequenceOutput
+from tandem.engine.core.engine import Engine
+from tandem.engine.execution.model_runner import ModelRunner
+from tandem.engine.schedule.outputs import SequenceOutput
 from tandem.engine.schedule.sequence import Sequence
 from tandem.models.random_model import write_random_model
-from tandem.runtime.messages import SamplingParams, StopConditions
-from tandem.runtime.prompt_logprobs import PromptLogprobs
+from tandem.runtime.wire.messages import SamplingParams, StopConditions
+from tandem.runtime.wire.prompt_logprobs import PromptLogprobs
 from tests.accuracy import Judged, judged_logits
 
 NUM_TOP = 3

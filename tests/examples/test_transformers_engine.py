@@ -5,11 +5,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.engine import Engine
-from tandem.engine.model_runner import ModelRunner
+from tandem.engine.core.engine import Engine
+from tandem.engine.execution.model_runner import ModelRunner
 from tandem.engine.schedule.sequence import Sequence
 from tandem.models.paths import BUNDLED_MODEL
-from tandem.runtime.messages import SamplingParams, StopConditions
+from tandem.runtime.wire.messages import SamplingParams, StopConditions
 from tests.examples.example_cluster import ExampleCluster
 
 PROMPTS = ["Once upon a time", "The prefill worker", "One, two, three"]

@@ -13,17 +13,25 @@ import msgspec
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tandem.frontend.config import FrontendConfig
-from tandem.frontend.server import FrontendServer
+from tandem.frontend.serving.server import FrontendServer
 from tandem.frontend.ui.pages import ParseLive
 from tandem.router.config import RouterConfig
 from tandem.runtime.address import EndpointAddress, new_id
-from tandem.runtime.cluster_messages import Instance, KvEvent, ModelCard
+from tandem.runtime.bus.events import Listener, MemoryEvents
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
-from tandem.runtime.discovery import MemoryDiscovery, MemoryStore, register_instance, register_model
 from tandem.runtime.errors import ConnectionLostError
-from tandem.runtime.events import Listener, MemoryEvents
-from tandem.runtime.messages import (
+from tandem.runtime.membership.model_files import files_digest
+from tandem.runtime.membership.node import Node
+from tandem.runtime.plane.server import RequestServer, Responder
+from tandem.runtime.store.discovery import (
+    MemoryDiscovery,
+    MemoryStore,
+    register_instance,
+    register_model,
+)
+from tandem.runtime.wire.cluster_messages import Instance, KvEvent, ModelCard
+from tandem.runtime.wire.messages import (
     GenerateRequest,
     ModelFiles,
     PrefillReport,
@@ -32,9 +40,6 @@ from tandem.runtime.messages import (
     encode,
     unpack_tokens,
 )
-from tandem.runtime.model_files import files_digest
-from tandem.runtime.node import Node
-from tandem.runtime.plane.server import RequestServer, Responder
 from tests.services import eventually, free_port
 
 MODEL = "test/model"

@@ -12,8 +12,8 @@ import pytest
 from tandem.frontend.config import FrontendConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import UnavailableError
-from tandem.runtime.messages import GenerateRequest, TextRequest
 from tandem.runtime.plane.server import Responder
+from tandem.runtime.wire.messages import GenerateRequest, TextRequest
 from tests.frontend.frontend_stack import ANSWER, MODEL, Stack, answer_with, sending
 from tests.frontend.text.text_stack import TEXT_MODEL, add_text_worker, delta, says
 

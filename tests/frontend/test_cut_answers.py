@@ -11,7 +11,7 @@ import pytest
 
 from tandem.frontend.parsers.output_format import output_format
 from tandem.frontend.parsers.streaming import StreamingParser
-from tandem.runtime.messages import TokenDelta
+from tandem.runtime.wire.messages import TokenDelta
 from tests.frontend.frontend_stack import (
     MODEL,
     Stack,

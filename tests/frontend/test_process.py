@@ -5,17 +5,17 @@ import sys
 
 import httpx
 
-from tandem.launch.supervise.child_process import PIPE, ChildProcess
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.discovery import watch_instances
-from tandem.runtime.etcd import EtcdDiscovery
+from tandem.runtime.local.child_process import PIPE, ChildProcess
+from tandem.runtime.store.discovery import watch_instances
+from tandem.runtime.store.etcd import EtcdDiscovery
 from tests.processes import output_of
 
 PROGRAM = """
 import sys
 import uvloop
 from tandem.frontend.config import FrontendConfig
-from tandem.frontend.server import run_frontend
+from tandem.frontend.serving.server import run_frontend
 from tandem.router.config import RouterConfig
 from tandem.runtime.config import RuntimeConfig
 runtime = RuntimeConfig.model_validate_json(sys.argv[1])

@@ -306,7 +306,7 @@ async def test_a_new_image_is_refused_and_every_other_one_where_it_is_to_be(stac
 async def test_the_log_names_what_is_left_out_as_the_header_does(
     stack: Stack, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "tandem.frontend.request_log")
+    caplog.set_level("INFO", "tandem.frontend.telemetry.request_log")
     response = await post(stack, "/v1/responses", {"something_new": 1, "top_logprobs": 2})
     ignored = response.headers["x-tandem-ignored"]
     assert ignored == "something_new, top_logprobs"

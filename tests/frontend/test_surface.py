@@ -7,14 +7,14 @@ import msgspec
 import pytest
 
 from tandem.frontend.config import FrontendConfig
-from tandem.frontend.server import FrontendServer
+from tandem.frontend.serving.server import FrontendServer
 from tandem.router.config import RouterConfig
-from tandem.runtime.block_hash import block_hashes
-from tandem.runtime.cluster_messages import KvEvent, LoadReport, StepCosts
-from tandem.runtime.discovery import MemoryDiscovery, models_prefix
+from tandem.runtime.bus.events import MemoryEvents, kv_subject, load_subject
 from tandem.runtime.errors import ConfigError
-from tandem.runtime.events import MemoryEvents, kv_subject, load_subject
-from tandem.runtime.messages import encode
+from tandem.runtime.store.discovery import MemoryDiscovery, models_prefix
+from tandem.runtime.wire.block_hash import block_hashes
+from tandem.runtime.wire.cluster_messages import KvEvent, LoadReport, StepCosts
+from tandem.runtime.wire.messages import encode
 from tests.frontend.frontend_stack import MODEL, Stack, model_files, token_ids
 from tests.services import eventually
 

@@ -11,9 +11,9 @@ import pydantic
 import pytest
 
 from tandem.frontend.config import FrontendConfig
-from tandem.runtime.cluster_messages import ModelCard
 from tandem.runtime.errors import InvalidRequestError
-from tandem.runtime.messages import Grammar
+from tandem.runtime.wire.cluster_messages import ModelCard
+from tandem.runtime.wire.messages import Grammar
 from tests.frontend.frontend_stack import (
     MODEL,
     FakeWorker,

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tandem.runtime.messages import Grammar
+from tandem.runtime.wire.messages import Grammar
 
 
 class Case(NamedTuple):

@@ -9,15 +9,15 @@ import pytest_asyncio
 from tokenizers import Tokenizer
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.engine import Engine
-from tandem.engine.model_runner import ModelRunner
-from tandem.engine.outputs import SequenceOutput
+from tandem.engine.core.engine import Engine
+from tandem.engine.execution.model_runner import ModelRunner
+from tandem.engine.schedule.outputs import SequenceOutput
 from tandem.engine.schedule.sequence import Sequence
 from tandem.engine.step.sampler import SampledToken
 from tandem.grammar import matcher
 from tandem.grammar.compiler import GrammarCompiler
 from tandem.models.random_model import write_random_model
-from tandem.runtime.messages import SamplingParams, StopConditions, TokenLogprobs
+from tandem.runtime.wire.messages import SamplingParams, StopConditions, TokenLogprobs
 from tests.grammar.answers import CASES
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -13,7 +13,7 @@ from tandem.grammar.compiler import GrammarCompiler
 from tandem.grammar.matcher import MAX_AHEAD, GrammarMatcher
 from tandem.grammar.verdict import Order, Verdict, framed
 from tandem.runtime.errors import InvalidRequestError, OverloadedError
-from tandem.runtime.messages import Grammar, GrammarKind
+from tandem.runtime.wire.messages import Grammar, GrammarKind
 from tests.grammar.conftest import EOS, TOKENIZER, VOCAB_SIZE
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

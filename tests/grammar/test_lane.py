@@ -7,7 +7,7 @@ import pytest
 from tandem.grammar.lane import Lane
 from tandem.grammar.refusals import MAX_COSTLY, MAX_REMEMBERED, REMEMBERED_S, Refusals
 from tandem.runtime.errors import InvalidRequestError, OverloadedError
-from tandem.runtime.messages import Grammar
+from tandem.runtime.wire.messages import Grammar
 
 
 async def take(lane: Lane, caller: str, order: list[str]) -> None:

@@ -13,7 +13,7 @@ from tandem.grammar.consuming import Consumer
 from tandem.grammar.matcher import NUM_WATCHED, GrammarMatcher, MaskThreads
 from tandem.models.paths import BUNDLED_MODEL
 from tandem.runtime.errors import InvalidRequestError
-from tandem.runtime.messages import Grammar
+from tandem.runtime.wire.messages import Grammar
 from tests.grammar.conftest import EOS, TOKENIZER, VOCAB_SIZE
 
 LONG_S = 0.3

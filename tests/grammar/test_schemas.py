@@ -23,7 +23,7 @@ from tandem.grammar.schemas import FORMATS
 from tandem.grammar.source import tried_source
 from tandem.models.paths import BUNDLED_MODEL
 from tandem.runtime.errors import InvalidRequestError
-from tandem.runtime.messages import Grammar
+from tandem.runtime.wire.messages import Grammar
 from tests.grammar.conftest import EOS, VOCAB_SIZE
 
 MAX_TOKENS = 300

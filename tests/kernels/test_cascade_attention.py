@@ -9,12 +9,12 @@ import torch
 from pydantic import ValidationError
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.model_runner import ModelRunner
+from tandem.engine.execution.model_runner import ModelRunner
 from tandem.engine.schedule.sequence import Chunk, Sequence
 from tandem.kernels.attention import decode
 from tandem.kernels.attention.prefixes import SharedPrefixes, share_prefixes
-from tests.engine.models.tiny_models import make_model
 from tests.engine.step_doubles import CallAgain
+from tests.engine.tiny_models import make_model
 from tests.kernels.test_fused_layers import KERNELS, counted, make
 from tests.kernels.test_runner_with_kernels import VARIED, make_runner, sequence
 

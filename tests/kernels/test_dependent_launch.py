@@ -12,7 +12,7 @@ from tandem.kernels.layers.norm import rms_norm
 BUILDS = """
 import torch
 from tandem.bench.kernels.compile import compiling, meta
-from tandem.engine.kernel_set import load_kernels
+from tandem.engine.decoder.kernel_set import load_kernels
 
 def built(arch):
     x, weight = meta(9, 64, dtype=torch.bfloat16), meta(64, dtype=torch.bfloat16)

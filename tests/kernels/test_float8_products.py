@@ -9,7 +9,7 @@ import pytest
 import torch
 from triton.runtime.interpreter import InterpretedFunction
 
-from tests.engine.models.quantizers import FORMS, quantize_model
+from tests.engine.weights.quantizers import FORMS, quantize_model
 from tests.kernels.test_fused_layers import is_fused, make
 from tests.kernels.test_runner_with_kernels import answer, make_runner
 

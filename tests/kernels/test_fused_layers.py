@@ -11,11 +11,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from triton.runtime.interpreter import InterpretedFunction
 
-from tandem.engine.kernel_set import load_kernels
-from tandem.engine.model_runner import ModelRunner
-from tandem.engine.models.decoder import Model
+from tandem.engine.decoder.decoder import Model
+from tandem.engine.decoder.kernel_set import load_kernels
+from tandem.engine.execution.model_runner import ModelRunner
 from tandem.engine.schedule.sequence import Chunk
-from tests.engine.models.tiny_models import make_model
+from tests.engine.tiny_models import make_model
 from tests.kernels.test_runner_with_kernels import answer, make_runner, sequence
 
 ALLOCATIONS = ("aten.empty", "aten.new_empty", "aten.empty_like")

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.model_runner import ModelRunner
+from tandem.engine.execution.model_runner import ModelRunner
 from tandem.engine.schedule.sequence import Chunk, Sequence
 from tandem.engine.step.sampler import SampledToken
 from tandem.models.random_model import write_random_model
-from tandem.runtime.messages import SamplingParams, StopConditions
-from tests.engine.models.tiny_models import make_model
+from tandem.runtime.wire.messages import SamplingParams, StopConditions
 from tests.engine.step_doubles import CallAgain, Pipeline
+from tests.engine.tiny_models import make_model
 
 VARIED = {
     "gemma2": {"sliding_window": 7, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.5},

@@ -20,16 +20,16 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.engine import Engine
-from tandem.engine.kernel_set import load_kernels
-from tandem.engine.memory.prebuild import prebuild
-from tandem.engine.memory.profile import StepProfile
-from tandem.engine.model_runner import ModelRunner
-from tandem.engine.models.weights import load_weights
+from tandem.engine.core.engine import Engine
+from tandem.engine.decoder.kernel_set import load_kernels
+from tandem.engine.execution.model_runner import ModelRunner
+from tandem.engine.execution.prebuild import prebuild
+from tandem.engine.execution.profile import StepProfile
 from tandem.engine.schedule.sequence import Sequence
+from tandem.engine.weights.weights import load_weights
 from tandem.kernels import building
 from tandem.models.random_model import write_random_model
-from tandem.runtime.messages import SamplingParams, StopConditions
+from tandem.runtime.wire.messages import SamplingParams, StopConditions
 
 BACKEND = CUDABackend(GPUTarget("cuda", 90, 32))
 REQUESTS: list[dict[str, Any]] = [
@@ -298,10 +298,10 @@ import torch
 from triton.runtime import driver
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.kernel_set import load_kernels
-from tandem.engine.memory.prebuild import META, cache_folder, prebuild
-from tandem.engine.models.config import load_model_config
-from tandem.engine.models.weights import empty_weights
+from tandem.engine.decoder.kernel_set import load_kernels
+from tandem.engine.execution.prebuild import META, cache_folder, prebuild
+from tandem.engine.architecture.config import load_model_config
+from tandem.engine.weights.weights import empty_weights
 from tandem.models.paths import BUNDLED_MODEL
 
 driver.set_active(compile.AbsentChip(90))

@@ -10,13 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.engine.models.model_code import choose_model_config
-from tandem.engine.models.weights import load_weights
+from tandem.engine.execution.model_code import choose_model_config
+from tandem.engine.weights.weights import load_weights
 from tandem.grammar.compiler import GrammarCompiler
 from tandem.models.random_model import write_random_model
 from tandem.runtime.errors import ModelError
-from tandem.runtime.folder_files import INDEX_NAME
-from tandem.runtime.model_files import OPTIONAL, REQUIRED, read_model_files, weights_fingerprint
+from tandem.runtime.membership.folder_files import INDEX_NAME
+from tandem.runtime.membership.model_files import (
+    OPTIONAL,
+    REQUIRED,
+    read_model_files,
+    weights_fingerprint,
+)
 from tandem.sdk.worker.model_folders import read_token_model
 
 WEIGHTS = "model-00001-of-00003.safetensors"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tandem.models.paths import resolve_model
-from tandem.runtime import progress
-from tandem.runtime.progress import Work, on_work
+from tandem.runtime.process import progress
+from tandem.runtime.process.progress import Work, on_work
 
 pytest.importorskip("huggingface_hub", reason="the hub is an optional extra")
 

@@ -12,19 +12,19 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.engine import Engine
-from tandem.engine.model_runner import ModelRunner
-from tandem.engine.models.model_code import choose_model_config
+from tandem.engine.core.engine import Engine
+from tandem.engine.execution.model_code import choose_model_config
+from tandem.engine.execution.model_runner import ModelRunner
 from tandem.engine.schedule.sequence import Sequence
 from tandem.frontend.tokens.tokenizer import ModelText
 from tandem.models.random_model import write_random_model
 from tandem.runtime.errors import InvalidRequestError, TandemError
-from tandem.runtime.messages import SamplingParams, StopConditions
-from tandem.runtime.model_files import read_model_files, weights_fingerprint
-from tests.engine.models.generic_architectures import EXPERTS
-from tests.engine.models.quantizers import FORMS, quantize_model
-from tests.engine.models.test_generic import save
-from tests.engine.models.tiny_models import make_model
+from tandem.runtime.membership.model_files import read_model_files, weights_fingerprint
+from tandem.runtime.wire.messages import SamplingParams, StopConditions
+from tests.engine.tiny_models import make_model
+from tests.engine.transformers_models.generic_architectures import EXPERTS
+from tests.engine.transformers_models.test_generic import save
+from tests.engine.weights.quantizers import FORMS, quantize_model
 from tests.models.mutants import mutate
 
 PROMPT = [3, 77, 250, 12, 12, 199, 8]

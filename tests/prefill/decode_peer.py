@@ -18,9 +18,10 @@ from tandem.prefill.worker import PrefillRole
 from tandem.queue.config import QueueConfig
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
-from tandem.runtime.discovery import register_transfer
 from tandem.runtime.errors import UnavailableError
-from tandem.runtime.handoff_messages import (
+from tandem.runtime.plane.server import Responder
+from tandem.runtime.store.discovery import register_transfer
+from tandem.runtime.wire.handoff_messages import (
     Ack,
     CancelHandoff,
     Claim,
@@ -32,8 +33,7 @@ from tandem.runtime.handoff_messages import (
     PrefixRequest,
     Settled,
 )
-from tandem.runtime.messages import SamplingParams, StopConditions, encode, pack_tokens
-from tandem.runtime.plane.server import Responder
+from tandem.runtime.wire.messages import SamplingParams, StopConditions, encode, pack_tokens
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.handoff.landed import Landed, decode_landed
 from tandem.worker.settings import WorkerSettings

@@ -11,9 +11,9 @@ import pytest
 
 from tandem.prefill.job import GIVE_WAY_DELAY_S
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.handoff_messages import ClaimAnswer, Claimed, ClaimRefused
-from tandem.runtime.lifecycle import State
-from tandem.runtime.messages import SamplingParams, StopConditions, encode, pack_tokens
+from tandem.runtime.process.lifecycle import State
+from tandem.runtime.wire.handoff_messages import ClaimAnswer, Claimed, ClaimRefused
+from tandem.runtime.wire.messages import SamplingParams, StopConditions, encode, pack_tokens
 from tandem.transfer.handoff import claimant
 from tandem.transfer.loopback import LoopbackFabric
 from tests.handoff_peer import BLOCK_SIZE, FREE_WRITES, TRANSFER

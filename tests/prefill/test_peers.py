@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from tandem.prefill import worker as prefill_worker
-from tandem.runtime.cluster_messages import TransferMetadata
-from tandem.runtime.discovery import register_transfer
+from tandem.runtime.store.discovery import register_transfer
+from tandem.runtime.wire.cluster_messages import TransferMetadata
 from tests.prefill.decode_peer import Stage
 from tests.services import eventually
 

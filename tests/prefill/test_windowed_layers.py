@@ -11,7 +11,7 @@ from msgspec import structs
 
 from tandem.engine.schedule.sequence import LayerProgress
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.handoff_messages import Claimed
+from tandem.runtime.wire.handoff_messages import Claimed
 from tandem.transfer.loopback import LoopbackFabric
 from tests.handoff_peer import FREE_WRITES, MODEL, TRANSFER, write_tiny_model
 from tests.prefill.decode_peer import Offer, Stage, fresh_prompt

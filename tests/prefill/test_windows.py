@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.handoff_messages import Claimed
+from tandem.runtime.wire.handoff_messages import Claimed
 from tests.handoff_peer import BLOCK_SIZE, MODEL, write_tiny_model
 from tests.prefill.decode_peer import Stage, fresh_prompt
 

@@ -13,12 +13,12 @@ from tandem.queue.config import QueueConfig
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.queue.prefill_queue import PrefillQueue, QueueDepth
 from tandem.queue.streams import QueueNames, escape
+from tandem.runtime.bus.nats import NatsConnection
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ServiceError
-from tandem.runtime.handoff_messages import PrefillJob
-from tandem.runtime.lifecycle import started
-from tandem.runtime.messages import encode
-from tandem.runtime.nats import NatsConnection
+from tandem.runtime.process.lifecycle import started
+from tandem.runtime.wire.handoff_messages import PrefillJob
+from tandem.runtime.wire.messages import encode
 from tests.services import MonitoredNatsServer, NatsServer, eventually
 
 CONFIG = QueueConfig(ack_wait_s=60, request_timeout_s=0.99)

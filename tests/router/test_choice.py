@@ -13,7 +13,7 @@ from tandem.router.config import RouterConfig
 from tandem.router.load_table import LoadTable
 from tandem.router.policy import MARGIN, SHARE_TRIED, Router, RoutingDecision
 from tandem.router.predict import MAX_SLOWNESS, PlaceLoad, predict
-from tandem.runtime.cluster_messages import KvEvent, LoadReport, StepCosts, WorkerRole
+from tandem.runtime.wire.cluster_messages import KvEvent, LoadReport, StepCosts, WorkerRole
 
 BLOCK_SIZE = 16
 HASHES = [bytes([byte]) * 16 for byte in range(100)]

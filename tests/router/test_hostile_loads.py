@@ -14,13 +14,13 @@ from tandem.decode.config import DisaggConfig, Policy
 from tandem.router.config import RouterConfig
 from tandem.router.policy import Router
 from tandem.router.predict import PlaceLoad
-from tandem.runtime.bounds import MAX_COUNT
-from tandem.runtime.cluster_messages import Instance, LoadReport, StepCosts
-from tandem.runtime.decoding import decoder
+from tandem.runtime.bus.events import load_subject
 from tandem.runtime.errors import ProtocolError
-from tandem.runtime.events import load_subject
-from tandem.runtime.messages import encode
-from tandem.sdk.engine.prefill_stage import PrefillStage
+from tandem.runtime.wire.bounds import MAX_COUNT
+from tandem.runtime.wire.cluster_messages import Instance, LoadReport, StepCosts
+from tandem.runtime.wire.decoding import decoder
+from tandem.runtime.wire.messages import encode
+from tandem.sdk.engine_worker.prefill_stage import PrefillStage
 
 NO_NUMBERS = ("instance_id", "epoch", "role", "costs")
 COUNTS = [name for name in LoadReport.__struct_fields__ if name not in NO_NUMBERS]

@@ -3,7 +3,7 @@
 import pytest
 
 from tandem.router.idle import idle_prefill
-from tandem.runtime.cluster_messages import (
+from tandem.runtime.wire.cluster_messages import (
     Instance,
     LoadReport,
     StepCosts,

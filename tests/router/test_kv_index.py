@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.router.kv_index import KvIndex
-from tandem.runtime.cluster_messages import KvEvent
+from tandem.runtime.wire.cluster_messages import KvEvent
 
 A, B, C, D = (bytes([byte]) * 16 for byte in range(4))
 

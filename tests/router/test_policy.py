@@ -6,8 +6,8 @@ import pytest
 
 from tandem.router.config import RouterConfig
 from tandem.router.policy import Compared, Router, RoutingDecision
-from tandem.runtime.cluster_messages import KvEvent, LoadReport
-from tandem.runtime.messages import MAX_ROUTED
+from tandem.runtime.wire.cluster_messages import KvEvent, LoadReport
+from tandem.runtime.wire.messages import MAX_ROUTED
 
 HASHES = [bytes([byte]) * 16 for byte in range(10)]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tandem.router.predict import ANSWER_WEIGHT, PlaceLoad, predict, shared_step_s
-from tandem.runtime.cluster_messages import LoadReport, StepCosts
+from tandem.runtime.wire.cluster_messages import LoadReport, StepCosts
 
 # 10 ms a step with decodes, 1 ms a decode; 5 ms a step with prompts, 1 ms a prompt token
 COSTS = StepCosts((0.01, 0.001, 0.0), (0.005, 0.001, 0.0), 0.1, 400, 200)

@@ -36,7 +36,7 @@ assert wall_seconds(2.5) == 10.0
 CONFIGURED = """
 import time
 wall = time.perf_counter
-from tandem.launch.cli.session import Session
+from tandem.config.session import Session
 session = Session([])
 session.set("runtime.pace", 5.0, "--pace")
 session.load()

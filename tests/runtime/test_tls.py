@@ -9,16 +9,16 @@ import aiohttp
 import pytest
 from pydantic import ValidationError
 
-from tandem.launch.supervise.ports import http_status
+from tandem.runtime.bus.nats import NatsConnection
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ConfigError, ConnectionLostError, ServiceError, TandemError
-from tandem.runtime.etcd import EtcdDiscovery
-from tandem.runtime.http_server import HttpServer
-from tandem.runtime.lifecycle import started
-from tandem.runtime.nats import NatsConnection
+from tandem.runtime.local.ports import http_status
 from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.plane.server import RequestServer
+from tandem.runtime.process.http_server import HttpServer
+from tandem.runtime.process.lifecycle import started
+from tandem.runtime.store.etcd import EtcdDiscovery
 from tandem.runtime.tls import check_pair
 from tests.certificates import Authority
 from tests.runtime.plane.eavesdropper import Eavesdropper

@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tandem.runtime.cluster_messages import WorkerRole
 from tandem.runtime.errors import TandemError
+from tandem.runtime.wire.cluster_messages import WorkerRole
 from tests.soak.fleet import FIXED_CREW, Crew, Fleet
 from tests.soak.points import POINTS
 from tests.soak.proxy import Proxy

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from tandem.launch.supervise.child_process import ChildProcess
-from tandem.runtime.cluster_messages import RoleChange, WorkerRole, WorkerStatus
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import TandemError
-from tandem.runtime.messages import encode
+from tandem.runtime.local.child_process import ChildProcess
+from tandem.runtime.wire.cluster_messages import RoleChange, WorkerRole, WorkerStatus
+from tandem.runtime.wire.messages import encode
 from tests.e2e.cluster import Cluster, write_sensitive_model
 from tests.services import free_port
 from tests.soak.points import Trap

@@ -23,7 +23,7 @@ import aiohttp
 import msgspec
 import psutil
 
-from tandem.launch.supervise.child_process import ChildProcess
+from tandem.runtime.local.child_process import ChildProcess
 from tests.e2e.cluster import SETTLE_TIMEOUT_S, Cluster, write_sensitive_model
 from tests.soak.attacks.target import Target
 from tests.soak.checker import classify

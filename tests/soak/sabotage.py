@@ -11,7 +11,7 @@ import torch
 
 from tandem.decode.handoff import RemotePrefill
 from tandem.decode.metrics import DecodeMetrics
-from tandem.runtime.handoff_messages import Claim
+from tandem.runtime.wire.handoff_messages import Claim
 from tandem.transfer.handoff.actions import Action, Span, Verify
 from tandem.transfer.handoff.causes import CloseCause
 from tandem.transfer.handoff.decode import DecodeHandoff, HandoffState

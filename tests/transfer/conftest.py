@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from tandem.launch.supervise.child_process import PIPE, ChildProcess
-from tandem.runtime.cluster_messages import TransferMetadata
+from tandem.runtime.local.child_process import PIPE, ChildProcess
+from tandem.runtime.wire.cluster_messages import TransferMetadata
+from tandem.transfer.agents.group import TransferGroup
 from tandem.transfer.config import TransferConfig
-from tandem.transfer.group import TransferGroup
 from tandem.transfer.layout import KvLayout
 from tests.transfer import pools
 from tests.transfer.pools import LAYOUT, Pool

@@ -11,8 +11,8 @@ import sys
 
 import msgspec
 
+from tandem.transfer.agents.group import TransferGroup
 from tandem.transfer.config import TransferConfig
-from tandem.transfer.group import TransferGroup
 from tests.transfer.pools import LAYOUT, make_pool
 
 OUT = os.fdopen(os.dup(1), "wb")

@@ -6,15 +6,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from tandem.runtime.cluster_messages import TransferMetadata
 from tandem.runtime.errors import TransferError
+from tandem.runtime.wire.cluster_messages import TransferMetadata
+from tandem.transfer.agents.group import TransferGroup
+from tandem.transfer.agents.link import Link
 from tandem.transfer.config import TransferConfig
-from tandem.transfer.group import TransferGroup
 from tandem.transfer.layout import KvLayout
-from tandem.transfer.link import Link
 from tandem.transfer.loopback import PROCESS_FABRIC, LoopbackTransport
 from tandem.transfer.transport import BlockGrid
-from tests.transfer.groups import LOOPBACK, MakePool, Start, loopback_pair, write
+from tests.transfer.agents.groups import LOOPBACK, MakePool, Start, loopback_pair, write
 
 
 async def own_checksums(group: TransferGroup, link: Link, block_ids: list[int]) -> list[int]:

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from tandem.runtime import logs
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ConfigError, InternalError, TandemError
-from tandem.runtime.messages import PrefillReport, encode, pack_tokens
 from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.plane.server import RequestServer
+from tandem.runtime.process import logs
+from tandem.runtime.wire.messages import PrefillReport, encode, pack_tokens
 from tandem.sdk.conformance.kit import examine
 from tandem.sdk.conformance.streams import ConformanceSettings
 from tandem.sdk.engine.types import GenerateRequest

@@ -18,11 +18,11 @@ from tandem.queue.config import QueueConfig
 from tandem.runtime.address import new_id
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
-from tandem.runtime.discovery import config_key
 from tandem.runtime.errors import InternalError
-from tandem.runtime.handoff_messages import Ack
-from tandem.runtime.messages import encode, unpack_tokens
 from tandem.runtime.plane.server import RequestServer, Responder
+from tandem.runtime.store.discovery import config_key
+from tandem.runtime.wire.handoff_messages import Ack
+from tandem.runtime.wire.messages import encode, unpack_tokens
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.layout import KvLayout, RankPair
 from tandem.vllm.decode_side import VllmHandoff

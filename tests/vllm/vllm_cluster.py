@@ -15,12 +15,12 @@ import psutil
 import pytest
 
 from tandem.runtime.address import new_id
-from tandem.runtime.cluster_messages import WorkerStatus
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
-from tandem.runtime.discovery import watch_instances, watch_transfer
 from tandem.runtime.errors import ConfigError
-from tandem.runtime.node import Node
+from tandem.runtime.membership.node import Node
+from tandem.runtime.store.discovery import watch_instances, watch_transfer
+from tandem.runtime.wire.cluster_messages import WorkerStatus
 from tandem.vllm.versions import check_version
 from tests.services import EtcdServer, NatsServer, eventually, free_port
 

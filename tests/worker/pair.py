@@ -13,10 +13,11 @@ from tandem.decode.worker import DecodeRole
 from tandem.prefill.config import PrefillConfig
 from tandem.prefill.worker import PrefillRole
 from tandem.runtime.address import new_id
-from tandem.runtime.cluster_messages import RoleChange, WorkerRole, WorkerStatus
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
-from tandem.runtime.messages import (
+from tandem.runtime.membership.model_files import read_model_files
+from tandem.runtime.wire.cluster_messages import RoleChange, WorkerRole, WorkerStatus
+from tandem.runtime.wire.messages import (
     GenerateRequest,
     PrefillPlace,
     SamplingParams,
@@ -24,7 +25,6 @@ from tandem.runtime.messages import (
     encode,
     pack_tokens,
 )
-from tandem.runtime.model_files import read_model_files
 from tandem.worker.settings import WorkerSettings
 from tandem.worker.worker import Worker
 from tests.decode.prefill_peer import Answer

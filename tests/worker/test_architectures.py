@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tandem.runtime.config import RuntimeConfig
-from tests.engine.models import test_architectures, test_mixtures
-from tests.engine.models.tiny_models import make_model
+from tests.engine.architecture import test_architectures, test_mixtures
+from tests.engine.tiny_models import make_model
 from tests.handoff_peer import FREE_WRITES, MODEL
 from tests.worker.pair import Pair
 

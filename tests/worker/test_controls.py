@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tandem.runtime.cluster_messages import ControlName, ControlOutcome, WorkerControl
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import InvalidRequestError, UnavailableError
-from tandem.runtime.messages import encode
+from tandem.runtime.wire.cluster_messages import ControlName, ControlOutcome, WorkerControl
+from tandem.runtime.wire.messages import encode
 from tandem.worker import controls
 from tests.decode.prefill_peer import fresh_prompt
 from tests.worker.pair import Both, Pair

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer
 
-from tandem.runtime.cluster_messages import ModelCard
-from tandem.runtime.discovery import models_prefix
 from tandem.runtime.errors import InvalidRequestError
-from tandem.runtime.messages import Grammar, PrefillPlace, SamplingParams, StopConditions
+from tandem.runtime.store.discovery import models_prefix
+from tandem.runtime.wire.cluster_messages import ModelCard
+from tandem.runtime.wire.messages import Grammar, PrefillPlace, SamplingParams, StopConditions
 from tests.grammar.answers import CASES
 from tests.handoff_peer import MODEL, Text
 from tests.worker.pair import Pair

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tandem.engine.outputs import LoadStats
+from tandem.engine.schedule.outputs import LoadStats
 from tandem.runtime.tasks import cancel, keep_running
 from tandem.worker import load_reports
 from tandem.worker.load_reports import LONG_TOKENS, LoadReports, OwnPrompts

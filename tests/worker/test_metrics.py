@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client import REGISTRY
 
-from tandem.engine.outputs import LoadStats
+from tandem.engine.schedule.outputs import LoadStats
 from tandem.runtime.address import new_id
 from tandem.worker.metrics import WorkerMetrics
 

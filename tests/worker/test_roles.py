@@ -8,20 +8,20 @@ import pytest
 from msgspec.structs import replace
 
 from tandem.engine.config import STEP_TOKENS
-from tandem.engine.outputs import SequenceOutput
+from tandem.engine.schedule.outputs import SequenceOutput
 from tandem.engine.schedule.sequence import Sequence
 from tandem.prefill.compute import PromptComputation
 from tandem.runtime.address import EndpointAddress, new_id
-from tandem.runtime.cluster_messages import StepCosts, WorkerRole
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.discovery import instances_prefix, register_instance
 from tandem.runtime.errors import (
     IncompleteError,
     InvalidRequestError,
     ServiceError,
     UnavailableError,
 )
-from tandem.runtime.messages import encode
+from tandem.runtime.store.discovery import instances_prefix, register_instance
+from tandem.runtime.wire.cluster_messages import StepCosts, WorkerRole
+from tandem.runtime.wire.messages import encode
 from tandem.worker import roles
 from tests.decode.prefill_peer import count, fresh_prompt
 from tests.services import EtcdServer, NatsServer, eventually

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tandem.runtime.handoff_messages import CancelHandoff, FirstToken
+from tandem.runtime.wire.handoff_messages import CancelHandoff, FirstToken
 from tandem.transfer.handoff.causes import CloseCause
 
 

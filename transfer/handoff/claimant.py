@@ -5,18 +5,18 @@ import contextlib
 import logging
 import secrets
 
-from tandem.runtime.bounds import MAX_TEXT
-from tandem.runtime.cluster_messages import TransferMetadata
 from tandem.runtime.context import RequestContext
-from tandem.runtime.decoding import Decode, decoder
-from tandem.runtime.discovery import TypedView
 from tandem.runtime.errors import DeadlineError, NotFoundError, TandemError, TransferError
-from tandem.runtime.handoff_messages import Claim, ClaimAnswer, FirstToken, PrefillJob, Settled
-from tandem.runtime.messages import encode
-from tandem.runtime.node import Node
+from tandem.runtime.membership.node import Node
 from tandem.runtime.plane.response_stream import ResponseStream
 from tandem.runtime.printable import short
-from tandem.transfer.group import TransferGroup
+from tandem.runtime.store.discovery import TypedView
+from tandem.runtime.wire.bounds import MAX_TEXT
+from tandem.runtime.wire.cluster_messages import TransferMetadata
+from tandem.runtime.wire.decoding import Decode, decoder
+from tandem.runtime.wire.handoff_messages import Claim, ClaimAnswer, FirstToken, PrefillJob, Settled
+from tandem.runtime.wire.messages import encode
+from tandem.transfer.agents.group import TransferGroup
 
 logger = logging.getLogger(__name__)
 

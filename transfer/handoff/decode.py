@@ -16,7 +16,7 @@ from collections import Counter
 from enum import Enum
 from typing import Literal
 
-from tandem.runtime.handoff_messages import (
+from tandem.runtime.wire.handoff_messages import (
     CancelHandoff,
     Claim,
     Claimed,

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tandem.runtime.bounds import MAX_TEXT
-from tandem.runtime.handoff_messages import Claimed, Settled
+from tandem.runtime.wire.bounds import MAX_TEXT
+from tandem.runtime.wire.handoff_messages import Claimed, Settled
 from tandem.transfer.handoff.landed import Landed, SettledNotice, encode_landed, encode_settled
 from tandem.transfer.layout import RankPair
 

@@ -10,9 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 
-from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.errors import TransferError
-from tandem.runtime.handoff_messages import (
+from tandem.runtime.plane.server import Responder
+from tandem.runtime.printable import short
+from tandem.runtime.tasks import ends_within
+from tandem.runtime.wire.cluster_messages import Instance
+from tandem.runtime.wire.handoff_messages import (
     Claim,
     ClaimRefused,
     FirstToken,
@@ -20,11 +23,8 @@ from tandem.runtime.handoff_messages import (
     PrefixRequest,
     Settled,
 )
-from tandem.runtime.messages import encode
-from tandem.runtime.plane.server import Responder
-from tandem.runtime.printable import short
-from tandem.runtime.tasks import ends_within
-from tandem.transfer.group import TransferGroup
+from tandem.runtime.wire.messages import encode
+from tandem.transfer.agents.group import TransferGroup
 from tandem.transfer.handoff.actions import (
     Abort,
     Action,

@@ -10,20 +10,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from tandem.runtime.cluster_messages import TransferMetadata
 from tandem.runtime.context import RequestContext
-from tandem.runtime.discovery import TypedView
 from tandem.runtime.errors import TandemError, TransferError
-from tandem.runtime.handoff_messages import Claimed, ClaimRefused, PrefillJob
-from tandem.runtime.node import Node
+from tandem.runtime.membership.node import Node
 from tandem.runtime.plane.response_stream import ResponseStream
-from tandem.runtime.timeline import Timeline
+from tandem.runtime.store.discovery import TypedView
+from tandem.runtime.tracing.timeline import Timeline
+from tandem.runtime.wire.cluster_messages import TransferMetadata
+from tandem.runtime.wire.handoff_messages import Claimed, ClaimRefused, PrefillJob
+from tandem.transfer.agents.group import TransferGroup
+from tandem.transfer.agents.link import Link
 from tandem.transfer.config import TransferConfig
-from tandem.transfer.group import TransferGroup
 from tandem.transfer.handoff.claimant import Claimant
 from tandem.transfer.handoff.prefill import PrefillHandoff
 from tandem.transfer.handoff.writer import BlockWriter
-from tandem.transfer.link import Link
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Generic, TypeVar
 
 from tandem.runtime.context import RequestContext
-from tandem.runtime.decoding import decoder
 from tandem.runtime.errors import InvalidRequestError, ServiceError
-from tandem.runtime.handoff_messages import (
+from tandem.runtime.membership.node import Node
+from tandem.runtime.plane.server import RequestServer, Responder
+from tandem.runtime.wire.decoding import decoder
+from tandem.runtime.wire.handoff_messages import (
     Ack,
     Claim,
     Claimed,
@@ -22,11 +24,9 @@ from tandem.runtime.handoff_messages import (
     PrefixRequest,
     Settled,
 )
-from tandem.runtime.messages import encode
-from tandem.runtime.node import Node
-from tandem.runtime.plane.server import RequestServer, Responder
+from tandem.runtime.wire.messages import encode
+from tandem.transfer.agents.group import TransferGroup
 from tandem.transfer.config import TransferConfig
-from tandem.transfer.group import TransferGroup
 from tandem.transfer.handoff.causes import CloseCause
 from tandem.transfer.handoff.decode import DecodeHandoff
 from tandem.transfer.handoff.landed import decode_landed, decode_settled

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tandem.runtime.errors import TransferError
-from tandem.runtime.timeline import Timeline
-from tandem.transfer.group import TransferGroup, WriteOrder
+from tandem.runtime.tracing.timeline import Timeline
+from tandem.transfer.agents.group import TransferGroup, WriteOrder
+from tandem.transfer.agents.link import Link
 from tandem.transfer.handoff.prefill import PostedWrite, PrefillHandoff
-from tandem.transfer.link import Link
 
 if TYPE_CHECKING:
     from torch.cuda import Event

@@ -7,19 +7,19 @@ import msgspec
 import pytest
 
 from tandem.bench.load.live_config import LiveConfig, cluster_config, frontend_url, parse_settings
-from tandem.runtime.cluster_messages import Instance, LoadReport, WorkerStatus
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
-from tandem.runtime.discovery import (
+from tandem.runtime.errors import ConfigError
+from tandem.runtime.plane.server import RequestServer, Responder
+from tandem.runtime.store.discovery import (
     MemoryDiscovery,
     MemoryStore,
     config_key,
     config_prefix,
     register_instance,
 )
-from tandem.runtime.errors import ConfigError
-from tandem.runtime.messages import encode
-from tandem.runtime.plane.server import RequestServer, Responder
+from tandem.runtime.wire.cluster_messages import Instance, LoadReport, WorkerStatus
+from tandem.runtime.wire.messages import encode
 
 CONFIG = RuntimeConfig()
 KEY = "disagg.policy"

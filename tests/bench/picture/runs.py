@@ -2,7 +2,7 @@
 
 from tandem.bench.client.record import RequestRecord
 from tandem.bench.load.metrics import DEFINITIONS, summarize
-from tandem.bench.picture.runs import Document, Plan, RunFigures, Settings, Side
+from tandem.bench.load.runs import Document, Plan, RunFigures, Settings, Side
 from tandem.bench.report.document import SCHEMA_VERSION
 
 LIMITS = {"ttft": 250.0}

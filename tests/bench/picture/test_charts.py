@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 
+from tandem.bench.load.runs import Side
 from tandem.bench.picture.charts import charts_of, frontier, plot_charts, tokens_over_time
 from tandem.bench.picture.drawing import drawn, write_plot
-from tandem.bench.picture.runs import Side
 from tests.bench.picture.runs import answered, run, side
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tandem.bench.cli import main
 from tandem.bench.client.record import RequestRecord
-from tandem.bench.load.cli import main
+from tandem.bench.load.runs import Document, Pictured, read_document
 from tandem.bench.picture.page import page, rows_of
-from tandem.bench.picture.runs import Document, Pictured, read_document
 from tandem.runtime.errors import ConfigError
 from tests.bench.picture.runs import document, load, side
 

@@ -8,8 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from tandem.engine.architecture.config import load_model_config
+from tandem.engine.architecture.rope import rope_tables
+from tandem.engine.batch.batch import Batch
 from tandem.engine.config import EngineConfig
-from tandem.engine.kernel_set import load_kernels
+from tandem.engine.decoder.decoder import Model
+from tandem.engine.decoder.kernel_set import load_kernels
+from tandem.engine.execution.profile import StepProfile
 from tandem.engine.memory.budget import (
     GRAPH_BYTES,
     UNSEEN_BYTES,
@@ -23,14 +28,9 @@ from tandem.engine.memory.kv_cache import (
     num_blocks_within,
     num_spare_blocks,
 )
-from tandem.engine.memory.profile import StepProfile
-from tandem.engine.models.config import load_model_config
-from tandem.engine.models.decoder import Model
-from tandem.engine.models.rope import rope_tables
-from tandem.engine.models.weights import load_weights
-from tandem.engine.step.batch import Batch
+from tandem.engine.weights.weights import load_weights
 from tandem.models.random_model import write_random_model
-from tandem.runtime.block_hash import num_blocks_of
+from tandem.runtime.wire.block_hash import num_blocks_of
 
 GIB = 2**30
 LONGEST = 40

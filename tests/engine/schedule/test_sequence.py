@@ -1,7 +1,7 @@
 import pytest
 
 from tandem.engine.schedule.sequence import Chunk, Sequence
-from tandem.runtime.messages import SamplingParams, StopConditions
+from tandem.runtime.wire.messages import SamplingParams, StopConditions
 
 
 def sequence(num_generated: int, stop: StopConditions, stop_ids: set[int]) -> Sequence:

@@ -19,7 +19,7 @@ from tandem.engine.schedule.step_cost import (
     longest_step_s,
     work_of,
 )
-from tandem.runtime.cluster_messages import StepCosts
+from tandem.runtime.wire.cluster_messages import StepCosts
 
 LIMIT_S = 0.05
 SEQ = SimpleNamespace()  # costs depend on no sequence

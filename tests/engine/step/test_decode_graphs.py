@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.model_runner import ModelRunner
+from tandem.engine.execution.model_runner import ModelRunner
 from tandem.engine.schedule.sequence import PENDING, Chunk, Sequence, one_by_one
 from tandem.engine.step.decode_graphs import Recorded, batch_sizes
 from tandem.engine.step.sampler import SampledToken
 from tandem.models.random_model import write_random_model
-from tandem.runtime import progress
 from tandem.runtime.errors import InternalError
-from tandem.runtime.messages import SamplingParams, StopConditions
+from tandem.runtime.process import progress
+from tandem.runtime.wire.messages import SamplingParams, StopConditions
 from tests.engine.step_doubles import CallAgain, Pipeline
 
 T = TypeVar("T")

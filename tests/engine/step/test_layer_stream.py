@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.engine import Engine
-from tandem.engine.model_runner import ModelRunner
+from tandem.engine.core.engine import Engine
+from tandem.engine.execution.model_runner import ModelRunner
 from tandem.engine.schedule.sequence import LayerProgress, Sequence, layer_boundaries
 from tandem.models.random_model import write_random_model
 from tandem.runtime.errors import InternalError
-from tandem.runtime.messages import SamplingParams, StopConditions
+from tandem.runtime.wire.messages import SamplingParams, StopConditions
 
 NUM_LAYERS = 5
 BLOCK_SIZE = 4

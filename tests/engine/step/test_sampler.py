@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from tandem.engine.batch.rows import BatchRows
 from tandem.engine.schedule.sequence import PENDING, Chunk, Sequence
-from tandem.engine.step.rows import BatchRows
 from tandem.engine.step.sampler import HostTokens, SampledToken, Sampler
 from tandem.kernels.reference import sampling as reference
 from tandem.kernels.reference.masks import mask_logits
 from tandem.kernels.sampling.rows import NO_TOKEN, uniform
 from tandem.runtime.errors import InternalError
-from tandem.runtime.messages import SamplingParams, StopConditions, TokenLogprobs
+from tandem.runtime.wire.messages import SamplingParams, StopConditions, TokenLogprobs
 
 VOCAB_SIZE = 10
 EOS = 9

@@ -5,8 +5,8 @@ import pytest
 
 from tandem.engine.step.token_rules import TokenRules
 from tandem.runtime.errors import InvalidRequestError
-from tandem.runtime.messages import SamplingParams
-from tests.engine.step.test_masks import (
+from tandem.runtime.wire.messages import SamplingParams
+from tests.engine.batch.test_masks import (
     EOS,
     VOCAB_SIZE,
     Answers,

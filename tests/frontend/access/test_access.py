@@ -15,9 +15,9 @@ from tandem.frontend.access import limits
 from tandem.frontend.config import FrontendConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ConnectionLostError, InvalidRequestError
-from tandem.runtime.messages import GenerateRequest, TokenDelta, encode
 from tandem.runtime.plane.server import Responder
-from tandem.runtime.watched_files import WatchedFiles
+from tandem.runtime.process.watched_files import WatchedFiles
+from tandem.runtime.wire.messages import GenerateRequest, TokenDelta, encode
 from tests.frontend.frontend_stack import (
     MODEL,
     REPORT,

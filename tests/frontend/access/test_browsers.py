@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from tandem.frontend.access.browsers import new_guard
 from tandem.frontend.config import FrontendConfig
-from tandem.frontend.openai.errors import ForbiddenError
+from tandem.frontend.errors import ForbiddenError
 from tests.frontend.access.test_access import BODY, entry
 from tests.frontend.frontend_stack import Stack
 

@@ -8,7 +8,7 @@ import pytest
 from tandem.frontend.access import limits
 from tandem.frontend.access.keys import ApiKey, parse_keys, read_keys
 from tandem.frontend.access.limits import Bucket, Client
-from tandem.frontend.openai.errors import RateLimitError
+from tandem.frontend.errors import RateLimitError
 from tandem.runtime.errors import ConfigError
 
 HASH = "ab" * 32

@@ -13,14 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tandem.frontend.anthropic.requests import Conversing, MessagesRequest
-from tandem.frontend.openai.requests import ChatRequest, CompletionRequest
+from tandem.frontend.chat.requests import ChatRequest, CompletionRequest
 from tandem.frontend.responses.requests import ResponsesRequest
 from tandem.runtime.context import RequestContext
-from tandem.runtime.messages import GenerateRequest
 from tandem.runtime.plane.server import Responder
+from tandem.runtime.wire.messages import GenerateRequest
+from tests.frontend.chat.test_requests import VALUES
 from tests.frontend.frontend_stack import ANSWER, MODEL, Stack, answer_with
 from tests.frontend.generation.test_choices import scored
-from tests.frontend.openai.test_requests import VALUES
 
 HANG_S = 5.0  # generous: the machine may be busy; the longest time is printed
 BASES: dict[str, dict[str, Any]] = {

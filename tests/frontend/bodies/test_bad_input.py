@@ -5,8 +5,8 @@ import tracemalloc
 import httpx
 import pytest
 
+from tandem.frontend.chat.requests import ChatRequest, CompletionRequest, parse
 from tandem.frontend.config import FrontendConfig
-from tandem.frontend.openai.requests import ChatRequest, CompletionRequest, parse
 from tandem.runtime.errors import ContextLengthError, InvalidRequestError
 from tests.frontend.frontend_stack import CONTEXT_LENGTH, MODEL, Stack
 

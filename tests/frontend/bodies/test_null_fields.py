@@ -12,7 +12,7 @@ from tandem.frontend.anthropic import blocks
 from tandem.frontend.anthropic import tools as anthropic_tools
 from tandem.frontend.anthropic.requests import MessagesRequest
 from tandem.frontend.bodies.typed import decoded
-from tandem.frontend.openai.requests import ChatRequest, CompletionRequest
+from tandem.frontend.chat.requests import ChatRequest, CompletionRequest
 from tandem.frontend.responses import items
 from tandem.frontend.responses import tools as responses_tools
 from tandem.frontend.responses.requests import ResponsesRequest

@@ -10,8 +10,8 @@ import pytest
 from tandem.frontend.anthropic.requests import LARGE, MessagesRequest
 from tandem.frontend.bodies.ignored import Ignored
 from tandem.frontend.bodies.typed import read_body
+from tandem.frontend.chat.requests import ChatRequest, parse
 from tandem.frontend.config import FrontendConfig
-from tandem.frontend.openai.requests import ChatRequest, parse
 from tandem.frontend.responses.api import chat_fields
 from tandem.frontend.responses.items import Reading
 from tandem.frontend.responses.requests import parse as parse_response

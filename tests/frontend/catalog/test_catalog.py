@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from tandem.frontend.config import FrontendConfig
-from tandem.frontend.server import FrontendServer
-from tandem.runtime.cluster_messages import KvEvent
+from tandem.frontend.serving.server import FrontendServer
+from tandem.runtime.bus.events import kv_subject
 from tandem.runtime.context import RequestContext
-from tandem.runtime.discovery import MemoryDiscovery, register_instance, register_model
-from tandem.runtime.events import kv_subject
-from tandem.runtime.messages import encode
 from tandem.runtime.plane.server import Responder
+from tandem.runtime.store.discovery import MemoryDiscovery, register_instance, register_model
+from tandem.runtime.wire.cluster_messages import KvEvent
+from tandem.runtime.wire.messages import encode
 from tests.frontend.frontend_stack import (
     MODEL,
     FakeWorker,

@@ -4,9 +4,9 @@ import socket
 
 from msgspec.structs import replace
 
-from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.discovery import register_instance
+from tandem.runtime.store.discovery import register_instance
+from tandem.runtime.wire.cluster_messages import Instance
 from tests.frontend.frontend_stack import Stack
 from tests.services import eventually
 

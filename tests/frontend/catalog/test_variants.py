@@ -13,7 +13,7 @@ from tandem.frontend.catalog.variants import (
     narrowest,
     variant_in_force,
 )
-from tandem.runtime.cluster_messages import ModelCard
+from tandem.runtime.wire.cluster_messages import ModelCard
 
 
 def card(instance_id: str, weights: str, context_length: int = 128) -> ModelCard:

@@ -8,8 +8,8 @@ import msgspec
 
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import TandemError
-from tandem.runtime.messages import GenerateRequest, TokenDelta, TokenLogprobs, encode
 from tandem.runtime.plane.server import Responder
+from tandem.runtime.wire.messages import GenerateRequest, TokenDelta, TokenLogprobs, encode
 from tests.frontend.frontend_stack import (
     ANSWER,
     MODEL,

@@ -6,7 +6,8 @@ import pytest
 
 from tandem.frontend.generation.plan import derived_seed
 from tandem.runtime.context import RequestContext
-from tandem.runtime.messages import (
+from tandem.runtime.plane.server import Responder
+from tandem.runtime.wire.messages import (
     GenerateRequest,
     ModelFiles,
     SamplingParams,
@@ -17,8 +18,7 @@ from tandem.runtime.messages import (
     encode,
     pack_tokens,
 )
-from tandem.runtime.plane.server import Responder
-from tandem.runtime.prompt_logprobs import PromptLogprobs
+from tandem.runtime.wire.prompt_logprobs import PromptLogprobs
 from tests.frontend.frontend_stack import (
     ANSWER,
     MODEL,

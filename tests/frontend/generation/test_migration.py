@@ -19,8 +19,8 @@ from tandem.runtime.errors import (
     TandemError,
     UnavailableError,
 )
-from tandem.runtime.messages import FinishReason, GenerateRequest, TokenDelta, encode
 from tandem.runtime.plane.server import Responder
+from tandem.runtime.wire.messages import FinishReason, GenerateRequest, TokenDelta, encode
 from tests.frontend.frontend_stack import (
     ANSWER,
     REPORT,

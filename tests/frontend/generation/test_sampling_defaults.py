@@ -7,8 +7,8 @@ import pytest
 
 from tandem.frontend.config import FrontendConfig
 from tandem.runtime.errors import ModelError
-from tandem.runtime.messages import ModelFiles, SamplingParams
-from tandem.runtime.sampling_defaults import NO_DEFAULTS, SamplingDefaults, sampling_defaults
+from tandem.runtime.wire.messages import ModelFiles, SamplingParams
+from tandem.runtime.wire.sampling_defaults import NO_DEFAULTS, SamplingDefaults, sampling_defaults
 from tests.frontend.frontend_stack import MODEL, FakeWorker, Stack, model_files
 from tests.services import eventually
 

@@ -12,8 +12,8 @@ from tandem.runtime.errors import (
     TandemError,
     UnavailableError,
 )
-from tandem.runtime.messages import GenerateRequest, TokenDelta
 from tandem.runtime.plane.server import Responder
+from tandem.runtime.wire.messages import GenerateRequest, TokenDelta
 from tests.frontend.frontend_stack import (
     ANSWER,
     MODEL,

@@ -6,8 +6,8 @@ import openai
 import pytest
 
 from tandem.runtime.context import RequestContext
-from tandem.runtime.messages import GenerateRequest, PrefillReport, TokenDelta, encode
 from tandem.runtime.plane.server import Responder
+from tandem.runtime.wire.messages import GenerateRequest, PrefillReport, TokenDelta, encode
 from tests.frontend.frontend_stack import MODEL, Stack, choices_of, sending, token_ids
 
 ASK = {"x-tandem-timeline": "true"}

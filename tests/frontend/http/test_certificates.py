@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tandem.frontend.config import FrontendConfig
-from tandem.runtime.watched_files import WatchedFiles
+from tandem.runtime.process.watched_files import WatchedFiles
 from tests.certificates import Authority
 from tests.frontend.frontend_stack import Stack
 from tests.services import eventually

@@ -11,10 +11,10 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from tandem.frontend.access.room import Room
-from tandem.frontend.bodies.open_bodies import BodyShare
 from tandem.frontend.config import FrontendConfig
+from tandem.frontend.errors import TooManyRequestsError
+from tandem.frontend.http.open_bodies import BodyShare
 from tandem.frontend.http.response import DirectResponse
-from tandem.frontend.openai.errors import TooManyRequestsError
 from tests.frontend.frontend_stack import MODEL, Stack, one_token_then_wait
 from tests.services import eventually
 

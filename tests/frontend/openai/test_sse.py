@@ -2,11 +2,12 @@ import json
 
 import pytest
 
-from tandem.frontend.generation.pieces import Content, Reasoning, ToolCallDelta
-from tandem.frontend.openai.logprobs import ChatLogprobs, TokenLogprob
-from tandem.frontend.openai.responses import ResponseHead, usage
-from tandem.frontend.openai.sse import DONE, ChunkWriter, usage_event
-from tandem.runtime.messages import FinishReason
+from tandem.frontend.chat.logprobs import ChatLogprobs, TokenLogprob
+from tandem.frontend.chat.responses import ResponseHead, usage
+from tandem.frontend.http.events import DONE
+from tandem.frontend.openai.sse import ChunkWriter, usage_event
+from tandem.frontend.parsers.pieces import Content, Reasoning, ToolCallDelta
+from tandem.runtime.wire.messages import FinishReason
 
 CHAT = ResponseHead("chatcmpl-1", 17, "m", is_chat=True, with_usage=False)
 TEXT = ResponseHead("cmpl-1", 17, 'a"b', is_chat=False, with_usage=True)

@@ -8,15 +8,15 @@ import pydantic
 import pytest
 from llguidance import LLTokenizer
 
-from tandem.frontend.generation.pieces import ToolCallDelta
-from tandem.frontend.openai.tools import Function
-from tandem.frontend.parsers.call_grammar import AnswerGrammar
+from tandem.frontend.chat.tools import Function
+from tandem.frontend.generation.call_grammar import AnswerGrammar
 from tandem.frontend.parsers.formats import TOOL_FORMATS
 from tandem.frontend.parsers.output_format import OutputFormat
+from tandem.frontend.parsers.pieces import ToolCallDelta
 from tandem.frontend.parsers.streaming import StreamingParser
 from tandem.grammar.source import tried_source
 from tandem.runtime.errors import InvalidRequestError
-from tandem.runtime.messages import Grammar
+from tandem.runtime.wire.messages import Grammar
 from tests.grammar.test_schemas import ALL_FORMATS, FIELD_TYPES, NOT_KEPT, draw, tokenizer
 
 __all__ = ["tokenizer"]  # a fixture

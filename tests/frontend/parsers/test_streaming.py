@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.frontend.generation.pieces import Content, Piece, Reasoning, ToolCallDelta
 from tandem.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 from tandem.frontend.parsers.output_format import output_format
+from tandem.frontend.parsers.pieces import Content, Piece, Reasoning, ToolCallDelta
 from tandem.frontend.parsers.streaming import StreamingParser
 from tests.frontend.parsers.cases import CASES, Case, W, hermes
 from tests.frontend.parsers.shared_cases import SCHEMAS, SHARED_CASES

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.frontend.generation.pieces import Content, ToolCallDelta
-from tandem.frontend.openai.tools import Function
+from tandem.frontend.chat.tools import Function
+from tandem.frontend.generation.call_grammar import AnswerGrammar
 from tandem.frontend.parsers.argument_types import ArgumentTypes
-from tandem.frontend.parsers.call_grammar import AnswerGrammar
 from tandem.frontend.parsers.formats import TOOL_FORMATS
 from tandem.frontend.parsers.output_format import output_format
+from tandem.frontend.parsers.pieces import Content, ToolCallDelta
 from tandem.frontend.parsers.streaming import StreamingParser
-from tests.frontend.parsers.test_call_grammar import follows
+from tests.frontend.generation.test_call_grammar import follows
 from tests.frontend.parsers.test_streaming import joined
 
 FORMATS = ("qwen3_coder", "glm45")

@@ -19,7 +19,7 @@ from tests.frontend.frontend_stack import (
     prompt_tokens,
     token_ids,
 )
-from tests.frontend.generation.test_pieces import LetterParser
+from tests.frontend.parsers.test_pieces import LetterParser
 
 
 async def respond(stack: Stack, **fields: object) -> httpx.Response:

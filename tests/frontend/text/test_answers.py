@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from tandem.frontend.openai.responses import ResponseHead
+from tandem.frontend.chat.responses import ResponseHead
 from tandem.frontend.text.answers import WholeText, as_chunk, read_answer
 from tests.frontend.text.text_stack import delta
 

@@ -10,8 +10,8 @@ import pytest
 
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import IncompleteError, InvalidRequestError, OverloadedError
-from tandem.runtime.messages import TextRequest
 from tandem.runtime.plane.server import Responder
+from tandem.runtime.wire.messages import TextRequest
 from tests.frontend.frontend_stack import MODEL, Stack, error_event, events_of
 from tests.frontend.text.text_stack import TEXT_MODEL, add_text_worker, delta, piece, says
 from tests.services import eventually

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 
 from tandem.runtime.context import RequestContext
-from tandem.runtime.messages import TextRequest
 from tandem.runtime.plane.server import Responder
+from tandem.runtime.wire.messages import TextRequest
 from tests.frontend.frontend_stack import FakeWorker, Stack, TextScript
 from tests.services import eventually
 

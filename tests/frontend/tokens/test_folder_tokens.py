@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from tandem.frontend.tokens.tokenizer import ModelText
 from tandem.runtime.errors import ModelError
-from tandem.runtime.model_files import read_model_files
+from tandem.runtime.membership.model_files import read_model_files
 from tests.frontend.frontend_stack import byte_level_tokenizer, model_files
 
 NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask", "image", "boi")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from tandem.frontend.chat.requests import ChatRequest, parse
 from tandem.frontend.config import FrontendConfig
-from tandem.frontend.openai.requests import ChatRequest, parse
 from tandem.frontend.tokens.tokenizer import ModelText
 from tandem.runtime.errors import InvalidRequestError
 from tests.frontend.frontend_stack import byte_level_tokenizer, model_files

@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 from pydantic import SecretStr
 
+from tandem.config.live import parse_live
+from tandem.config.model import load_config
 from tandem.frontend.config import FrontendConfig
-from tandem.launch.config.live import parse_live
-from tandem.launch.config.model import load_config
-from tandem.runtime.cluster_messages import LoadReport, RoleChange, WorkerRole, WorkerStatus
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import TandemError
-from tandem.runtime.messages import GenerateRequest, PrefillReport, TokenDelta, encode
 from tandem.runtime.plane.server import Responder
+from tandem.runtime.wire.cluster_messages import LoadReport, RoleChange, WorkerRole, WorkerStatus
+from tandem.runtime.wire.messages import GenerateRequest, PrefillReport, TokenDelta, encode
 from tests.frontend.frontend_stack import MODEL, FakeWorker, Stack, token_ids
 from tests.services import eventually
 

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from tandem.config.live import parse_live
+from tandem.config.model import load_config
 from tandem.frontend.config import FrontendConfig
-from tandem.launch.config.live import parse_live
-from tandem.launch.config.model import load_config
-from tandem.launch.supervise.child_process import ChildProcess
-from tandem.launch.supervise.ports import is_port_free
-from tandem.runtime import progress
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.discovery import config_key
-from tandem.runtime.progress import ProgressBar
-from tandem.runtime.progress_report import reported
+from tandem.runtime.local.child_process import ChildProcess
+from tandem.runtime.local.ports import is_port_free
+from tandem.runtime.process import progress
+from tandem.runtime.process.progress import ProgressBar
+from tandem.runtime.store.discovery import config_key
+from tandem.runtime.store.progress_report import reported
 from tests.e2e.cluster import Cluster
 from tests.frontend.access.test_access import entry
 from tests.frontend.frontend_stack import MODEL, Stack

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.ui import pages
-from tandem.frontend.ui.files import PAGE_PATHS
-from tandem.runtime.discovery import config_key
+from tandem.frontend.ui.page.files import PAGE_PATHS
+from tandem.runtime.store.discovery import config_key
 from tests.frontend.access.test_access import bearer, entry
 from tests.frontend.frontend_stack import Stack
 from tests.frontend.ui.page_stack import KEY, anext_state, page_config, page_stack, states

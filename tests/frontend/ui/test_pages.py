@@ -14,10 +14,10 @@ from starlette.types import Message
 from tandem.frontend.http.exchange import CONNECTION
 from tandem.frontend.ui import collector, pages
 from tandem.frontend.ui import state as state_module
-from tandem.frontend.ui.files import PAGE_PATHS
-from tandem.runtime.discovery import config_key
+from tandem.frontend.ui.page.files import PAGE_PATHS
 from tandem.runtime.errors import ModelError
-from tandem.runtime.progress_report import ProgressReport, progress_prefix
+from tandem.runtime.store.discovery import config_key
+from tandem.runtime.store.progress_report import ProgressReport, progress_prefix
 from tests.frontend.frontend_stack import MODEL, Stack
 from tests.frontend.ui.page_stack import (
     HANDOFF,

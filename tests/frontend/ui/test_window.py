@@ -5,10 +5,10 @@ from collections import Counter
 
 import pytest
 
-from tandem.frontend.metrics import FrontendMetrics
+from tandem.frontend.telemetry.metrics import FrontendMetrics
 from tandem.frontend.ui.recent import Recent
 from tandem.frontend.ui.window import SLOT_S, Window, quantile_ms
-from tandem.runtime.messages import PrefillReport
+from tandem.runtime.wire.messages import PrefillReport
 
 
 @pytest.fixture

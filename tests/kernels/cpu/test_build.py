@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandem.engine.kernel_set import choose_kernels
+from tandem.engine.decoder.kernel_set import choose_kernels
 from tandem.kernels.cpu import build, launch
 from tandem.kernels.reference import activation, kv_store, norm, prefill_attention
 from tandem.runtime.errors import ConfigError

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.engine.models.rope import rope_table
-from tandem.engine.models.rope_config import RopeConfig
+from tandem.engine.architecture.rope import rope_table
+from tandem.engine.architecture.rope_config import RopeConfig
 from tandem.kernels.arrivals import arrivals
 from tandem.kernels.linear import launch
 from tandem.kernels.reference import kv_store

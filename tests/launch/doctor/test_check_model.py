@@ -7,7 +7,7 @@ from tandem.engine.config import EngineConfig
 from tandem.launch.doctor.check_model import check_model
 from tandem.models.paths import BUNDLED_MODEL
 from tandem.models.random_model import write_random_model
-from tests.engine.models.quantizers import FORMS, quantize_model
+from tests.engine.weights.quantizers import FORMS, quantize_model
 
 
 def test_a_model_has_its_code_its_bytes_and_the_tokens_that_fit() -> None:

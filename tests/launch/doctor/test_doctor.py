@@ -3,9 +3,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tandem.launch.doctor import checks_machine, checks_parts
+from tandem.launch.doctor import checks_parts
 from tandem.runtime.errors import ServiceError
-from tests.launch.configs import config_of
+from tandem.runtime.local import checks_machine
+from tests.config.configs import config_of
 
 Tandem = Callable[..., tuple[int, str, str]]
 

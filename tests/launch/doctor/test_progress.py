@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tandem.launch.config.model import load_config
+from tandem.config.model import load_config
 from tandem.launch.doctor import command
-from tandem.launch.doctor.findings import Finding, ok
-from tandem.runtime import progress
-from tandem.runtime.progress import Work, on_work
+from tandem.runtime.local.findings import Finding, ok
+from tandem.runtime.process import progress
+from tandem.runtime.process.progress import Work, on_work
 
 
 def one(subject: str) -> Iterator[Finding]:

@@ -3,12 +3,12 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from tandem.launch.config.model import load_config
-from tandem.launch.devices import GpuInfo
+from tandem.config.model import load_config
+from tandem.config.topology import load_topology, parse_topology
 from tandem.launch.serve.plan import LaunchPlan, make_plan
-from tandem.launch.serve.topology import load_topology, parse_topology
 from tandem.runtime.errors import ConfigError
-from tests.launch.configs import config_of
+from tandem.runtime.local.devices import GpuInfo
+from tests.config.configs import config_of
 
 GPUS = [GpuInfo(i, f"GPU model {i}", 80 << 30, str(i + 4)) for i in range(4)]
 

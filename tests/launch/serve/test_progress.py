@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tandem.launch.cli.options import LaunchOptions
-from tandem.launch.config.model import load_config
+from tandem.config.model import load_config
+from tandem.config.topology import load_topology
+from tandem.launch.run.options import LaunchOptions
 from tandem.launch.serve.serve_supervisor import ServeSupervisor
-from tandem.launch.serve.topology import load_topology
-from tandem.launch.supervise import reporter
-from tandem.launch.supervise.reporter import Reporter
-from tandem.runtime.progress_report import ProgressReport
+from tandem.runtime.process import reporter
+from tandem.runtime.process.reporter import Reporter
+from tandem.runtime.store.progress_report import ProgressReport
 
 
 def report(pid: int, line: str) -> ProgressReport:

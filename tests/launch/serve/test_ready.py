@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from tandem.launch.serve.serve_supervisor import until_known
-from tandem.runtime.cluster_messages import Instance, LoadReport, WorkerStatus
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
-from tandem.runtime.messages import encode
 from tandem.runtime.plane.server import RequestServer, Responder
+from tandem.runtime.wire.cluster_messages import Instance, LoadReport, WorkerStatus
+from tandem.runtime.wire.messages import encode
 
 CONFIG = RuntimeConfig()
 LOAD = LoadReport("d0", "epoch", "decode", 0, 0, 0, 9, 9, 0)

@@ -20,10 +20,10 @@ import psutil
 import pytest
 
 from tandem.models.paths import BUNDLED_MODEL
+from tandem.runtime.bus.nats import NatsConnection
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ProtocolError, ServiceError
-from tandem.runtime.nats import NatsConnection
 from tandem.runtime.plane.client import RequestClient
 from tests.processes import line_until
 

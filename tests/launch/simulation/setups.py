@@ -14,7 +14,7 @@ from tandem.launch.simulation.load import PlannedLoad
 from tandem.launch.simulation.worker import HandoffTime, WorkerFigures
 from tandem.prefill.config import PrefillConfig
 from tandem.router.config import RouterConfig
-from tandem.runtime.cluster_messages import StepCosts
+from tandem.runtime.wire.cluster_messages import StepCosts
 
 # A step takes 10 ms and 1 ms per decode; prompts add 5 ms and 0.1 ms per token.
 COSTS = StepCosts((0.010, 0.001, 0.0), (0.005, 0.0001, 0.0), 1.0, 2000, 1000)

@@ -9,7 +9,7 @@ from tandem.decode.config import DisaggConfig, Policy
 from tandem.launch.simulation.layout import Layout, layouts_of
 from tandem.launch.simulation.worker import VirtualWorker
 from tandem.prefill.config import PrefillConfig
-from tandem.runtime.cluster_messages import StepCosts
+from tandem.runtime.wire.cluster_messages import StepCosts
 from tests.launch.simulation.setups import FIGURES, layout, load_of, setup_of, simulate, write_trace
 
 ALWAYS_REMOTE = DisaggConfig.model_validate({"policy": Policy.ALWAYS_REMOTE})

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.launch.serve.topology import parse_topology
+from tandem.config.topology import parse_topology
 from tandem.launch.simulation.layout import layouts_of
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tandem.launch.serve.topology import parse_topology
+from tandem.config.topology import parse_topology
 from tandem.launch.simulation import command
-from tandem.runtime import progress
+from tandem.runtime.process import progress
 from tests.launch.simulation.setups import FIGURES, write_trace
 
 Tandem = Callable[..., tuple[int, str, str]]

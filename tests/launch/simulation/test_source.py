@@ -10,21 +10,21 @@ import pytest
 
 from tandem.launch.simulation.source import figures_in, figures_of_cluster, with_engine_settings
 from tandem.runtime.address import EndpointAddress
-from tandem.runtime.cluster_messages import (
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.context import RequestContext
+from tandem.runtime.errors import ConfigError, ServiceError
+from tandem.runtime.membership.node import Node
+from tandem.runtime.plane.server import Responder
+from tandem.runtime.store.discovery import register_instance, register_model
+from tandem.runtime.wire.cluster_messages import (
     LoadReport,
     ModelCard,
     StepCosts,
     WorkerRole,
     WorkerStatus,
 )
-from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.context import RequestContext
-from tandem.runtime.discovery import register_instance, register_model
-from tandem.runtime.errors import ConfigError, ServiceError
-from tandem.runtime.messages import encode
-from tandem.runtime.node import Node
-from tandem.runtime.plane.server import Responder
-from tests.launch.configs import config_of
+from tandem.runtime.wire.messages import encode
+from tests.config.configs import config_of
 from tests.launch.simulation.setups import COSTS, FIGURES
 
 

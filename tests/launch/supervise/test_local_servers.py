@@ -12,14 +12,13 @@ import psutil
 import pytest
 from pydantic import SecretStr
 
-from tandem.launch.cli.session import Session
-from tandem.launch.supervise import local_servers
-from tandem.launch.supervise.child_process import ChildProcess
-from tandem.launch.supervise.local_servers import LocalEtcd, LocalNats, LocalServer
+from tandem.config.session import Session
+from tandem.runtime.bus.nats import NatsConnection
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ConfigError, ServiceError
-from tandem.runtime.etcd import EtcdDiscovery
-from tandem.runtime.local_clusters import (
+from tandem.runtime.local import local_servers
+from tandem.runtime.local.child_process import ChildProcess
+from tandem.runtime.local.local_clusters import (
     LocalCluster,
     announced,
     running_clusters,
@@ -28,8 +27,9 @@ from tandem.runtime.local_clusters import (
     the_running_cluster,
     token_path,
 )
-from tandem.runtime.nats import NatsConnection
-from tandem.runtime.private_file import write_private
+from tandem.runtime.local.local_servers import LocalEtcd, LocalNats, LocalServer
+from tandem.runtime.local.private_file import write_private
+from tandem.runtime.store.etcd import EtcdDiscovery
 from tandem.sdk.worker.cluster import find_cluster
 from tests.services import eventually
 
@@ -39,7 +39,7 @@ import sys
 import threading
 from pathlib import Path
 
-from tandem.launch.supervise.local_servers import LocalEtcd, LocalNats
+from tandem.runtime.local.local_servers import LocalEtcd, LocalNats
 
 async def main():
     run_dir = Path(sys.argv[1])

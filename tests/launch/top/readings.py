@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tandem.frontend.metrics import FrontendMetrics
-from tandem.launch.status import ClusterReport, QueueReport
+from tandem.frontend.telemetry.metrics import FrontendMetrics
+from tandem.launch.cluster.status import ClusterReport, QueueReport
 from tandem.launch.top.collect import Reading
 from tandem.launch.top.window import Counts
-from tandem.runtime.cluster_messages import Instance, LoadReport, WorkerStatus
-from tandem.runtime.instance_report import InstanceReport
+from tandem.runtime.membership.instance_report import InstanceReport
+from tandem.runtime.wire.cluster_messages import Instance, LoadReport, WorkerStatus
 
 LOAD = LoadReport("decode-1", "e1", "decode", 3, 2, 0, 100, 50, 25)
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from tandem.launch.top.roles import RoleChanges, Worker
-from tandem.runtime.cluster_messages import WorkerRole
 from tandem.runtime.errors import UnavailableError
+from tandem.runtime.wire.cluster_messages import WorkerRole
 
 DECODE = Worker("abcdefgh1", "decode")
 

@@ -16,14 +16,14 @@ from contextlib import asynccontextmanager, contextmanager
 import msgspec
 import pytest
 
-from tandem.launch.supervise.ports import free_port
 from tandem.runtime.address import EndpointAddress
-from tandem.runtime.cluster_messages import RoleChange, WorkerStatus
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
-from tandem.runtime.messages import TokenDelta, encode
-from tandem.runtime.node import Node
+from tandem.runtime.local.ports import free_port
+from tandem.runtime.membership.node import Node
 from tandem.runtime.plane.server import Responder
+from tandem.runtime.wire.cluster_messages import RoleChange, WorkerStatus
+from tandem.runtime.wire.messages import TokenDelta, encode
 from tests.launch.conftest import Tandem
 from tests.launch.top.readings import LOAD, metrics
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tandem.launch.supervise.child_process import PIPE, ChildProcess
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ConnectionLostError
+from tandem.runtime.local.child_process import PIPE, ChildProcess
 from tests.processes import output_of
 from tests.runtime.plane.ends import calling, hold, serving
 from tests.services import eventually

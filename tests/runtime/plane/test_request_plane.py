@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from tandem.runtime.bounds import MAX_TEXT
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import (
@@ -22,6 +21,7 @@ from tandem.runtime.errors import (
 from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.plane.response_stream import WINDOW_ITEMS
 from tandem.runtime.plane.server import Handler, RequestServer, Responder
+from tandem.runtime.wire.bounds import MAX_TEXT
 from tests.runtime.plane.ends import calling
 from tests.services import eventually, free_port
 

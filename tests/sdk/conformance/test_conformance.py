@@ -19,7 +19,7 @@ from tandem.sdk.conformance.kit import (
     main,
     run_conformance,
 )
-from tandem.sdk.engine.run import load_engine
+from tandem.sdk.engine_worker.run import load_engine
 from tandem.sdk.sample_engine import SampleEngine
 from tests.sdk.conformance.broken_engines import (
     BROKEN,

@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from tandem.runtime.errors import InvalidRequestError
-from tandem.runtime.messages import pack_tokens
+from tandem.runtime.wire.messages import pack_tokens
 from tandem.sdk.dynamo.request_options import (
     normalize_request_token_ids,
     parse_logprob_options,

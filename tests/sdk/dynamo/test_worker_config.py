@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tandem.runtime.cluster_messages import AnswerRules
 from tandem.runtime.errors import ConfigError
+from tandem.runtime.wire.cluster_messages import AnswerRules
 from tandem.sdk import DisaggregationMode, ModelInput
 from tandem.sdk.dynamo.worker_config import WorkerConfig
 from tandem.sdk.engine.health_check import HEALTH_CHECK_KEY

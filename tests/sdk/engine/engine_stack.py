@@ -9,8 +9,8 @@ from tandem.runtime.config import RuntimeConfig
 from tandem.sdk.engine.llm_engine import LLMEngine
 from tandem.sdk.engine.metrics import SnapshotPublisher
 from tandem.sdk.engine.types import EngineConfig, GenerateChunk, GenerateRequest
-from tandem.sdk.engine.worker import EngineWorker
 from tandem.sdk.engine.worker_config import WorkerConfig
+from tandem.sdk.engine_worker.worker import EngineWorker
 from tandem.sdk.worker.client import Client
 from tandem.sdk.worker.context import Context
 from tandem.sdk.worker.distributed_runtime import DistributedRuntime

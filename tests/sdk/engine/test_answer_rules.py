@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from tandem.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
-from tandem.runtime.cluster_messages import AnswerRules
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ConfigError
+from tandem.runtime.wire.cluster_messages import AnswerRules
 from tandem.sdk import Context, EngineConfig, GenerateRequest
 from tandem.sdk.dynamo import worker_config
 from tandem.sdk.engine import answer_names

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tandem.launch.status import read_cluster
+from tandem.launch.cluster.status import read_cluster
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import InvalidRequestError, UnavailableError
 from tandem.sdk import (
@@ -24,7 +24,7 @@ from tandem.sdk import (
 )
 from tandem.sdk.engine.health_check import HEALTH_CHECK_KEY
 from tandem.sdk.engine.metrics import ENGINE_LABELS, EngineGauges, SnapshotPublisher
-from tests.launch.configs import config_of as effective_config_of
+from tests.config.configs import config_of as effective_config_of
 from tests.sdk.engine.engine_stack import (
     Chunks,
     Publishing,

@@ -12,11 +12,11 @@ import msgspec
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry, Gauge
 
-from tandem.runtime.cluster_messages import KvEvent, LoadReport
+from tandem.runtime.bus.events import kv_subject, load_subject
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.discovery import watch_models
 from tandem.runtime.errors import OverloadedError
-from tandem.runtime.events import kv_subject, load_subject
+from tandem.runtime.store.discovery import watch_models
+from tandem.runtime.wire.cluster_messages import KvEvent, LoadReport
 from tandem.sdk import (
     ComponentSnapshot,
     Context,

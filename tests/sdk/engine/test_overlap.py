@@ -9,7 +9,7 @@ import pytest
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import InvalidRequestError
 from tandem.sdk import Context, DisaggregationMode, EngineConfig, GenerateRequest
-from tandem.sdk.engine.overlap import PrefillLeg
+from tandem.sdk.engine_worker.overlap import PrefillLeg
 from tandem.sdk.worker.client import Client
 from tests.sdk.engine.engine_stack import (
     PATIENCE_S,

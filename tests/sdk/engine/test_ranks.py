@@ -4,9 +4,9 @@ from contextlib import ExitStack
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.sdk.dynamo.dp_rank import forced_dp_rank
-from tandem.sdk.engine.ranks import Ranks
 from tandem.sdk.engine.types import EngineConfig, GenerateRequest
-from tandem.sdk.engine.worker import EngineWorker
+from tandem.sdk.engine_worker.ranks import Ranks
+from tandem.sdk.engine_worker.worker import EngineWorker
 from tandem.sdk.worker.context import Context
 from tests.sdk.engine.engine_stack import ToyEngine, config_of
 

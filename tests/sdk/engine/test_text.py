@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from tandem.runtime.errors import InvalidRequestError
-from tandem.sdk.engine.text import text_answers, text_request
 from tandem.sdk.engine.types import GenerateChunk, GenerateRequest
-from tandem.sdk.worker.text_requests import text_chunk
+from tandem.sdk.engine_worker.text import text_answers, text_request
+from tandem.sdk.wire.text_requests import text_chunk
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}

@@ -23,7 +23,6 @@ from tandem.sdk import (
     telemetry,
 )
 from tandem.sdk.dynamo.dp_rank import forced_dp_rank, validate_global_dp_rank
-from tandem.sdk.engine.ending import ShutdownBudget
 from tandem.sdk.engine.health_check import (
     HEALTH_CHECK_KEY,
     bos_token_id_or,
@@ -32,8 +31,9 @@ from tandem.sdk.engine.health_check import (
     parse_health_check_payload_cli,
 )
 from tandem.sdk.engine.metrics import EngineMetrics, register_engine_registry
-from tandem.sdk.engine.text import openai_logprobs, text_request
-from tandem.sdk.worker.system_server import system_port
+from tandem.sdk.engine_worker.ending import ShutdownBudget
+from tandem.sdk.engine_worker.text import openai_logprobs, text_request
+from tandem.sdk.health.system_server import system_port
 
 # ---- WorkerConfig -----------------------------------------------------------------------------
 

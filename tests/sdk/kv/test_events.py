@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from tandem.router.kv_follower import KvFollower, decode_kv_event
 from tandem.router.kv_index import KvIndex
-from tandem.runtime.block_hash import block_hashes
-from tandem.runtime.cluster_messages import KvEvent
+from tandem.runtime.bus.events import kv_subject
 from tandem.runtime.errors import InvalidRequestError, UnavailableError
-from tandem.runtime.events import kv_subject
-from tandem.runtime.messages import encode
+from tandem.runtime.wire.block_hash import block_hashes
+from tandem.runtime.wire.cluster_messages import KvEvent
+from tandem.runtime.wire.messages import encode
 from tandem.sdk import KvEventPublisher, KvIndexer
 from tandem.sdk.kv.stream import KvStream, kv_stream
 from tests.sdk.kit_pair import Pair

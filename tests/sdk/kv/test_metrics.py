@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from tandem.runtime.cluster_messages import LoadReport
+from tandem.runtime.bus.events import load_subject
 from tandem.runtime.errors import InvalidRequestError, UnavailableError
-from tandem.runtime.events import load_subject
+from tandem.runtime.wire.cluster_messages import LoadReport
 from tandem.sdk import (
     DistributedRuntime,
     KvMetrics,

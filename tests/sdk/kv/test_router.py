@@ -3,8 +3,8 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from tandem.runtime.bus.events import kv_subject
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.events import kv_subject
 from tandem.sdk import (
     AggregatedMetrics,
     Client,

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tandem.runtime.block_hash import block_hashes
 from tandem.runtime.errors import ConfigError, InvalidRequestError
+from tandem.runtime.wire.block_hash import block_hashes
 from tandem.sdk import KvEventPublisher, PushSource, ZmqSource
 from tandem.sdk.kv.sources import kv_publishers
 from tandem.sdk.kv.stream import kv_stream

@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from tandem.launch.config.flags import split_flags
-from tandem.launch.devices import GpuInfo
+from tandem.config.flags import split_flags
 from tandem.launch.graph.graph_supervisor import runtime_variables
 from tandem.launch.graph.plan import Machine, plan_services
 from tandem.launch.graph.settings import ServiceNeeds, needs_of, read_services
 from tandem.runtime.errors import ConfigError
+from tandem.runtime.local.devices import GpuInfo
 from tandem.sdk import service
 from tandem.sdk.service.config import CONFIG_VARIABLE, ServiceConfig
 from tandem.sdk.service.spec import Resources, spec_of
 from tandem.sdk.worker.cluster import find_cluster
-from tests.launch.configs import config_of
+from tests.config.configs import config_of
 
 GPUS = tuple(GpuInfo(i, f"GPU model {i}", 80 << 30, str(i + 4)) for i in range(3))
 FILE = """

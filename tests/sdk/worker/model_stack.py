@@ -9,12 +9,12 @@ from typing import Any, Self
 import httpx
 
 from tandem.frontend.config import FrontendConfig
-from tandem.frontend.server import FrontendServer
+from tandem.frontend.serving.server import FrontendServer
 from tandem.frontend.tokens.tokenizer import ModelText
 from tandem.models.paths import BUNDLED_MODEL
 from tandem.router.config import RouterConfig
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.node import Node
+from tandem.runtime.membership.node import Node
 from tandem.sdk import DistributedRuntime, Endpoint
 from tests.services import eventually
 

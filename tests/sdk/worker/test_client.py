@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from tandem.runtime.address import EndpointAddress, new_id
-from tandem.runtime.cluster_messages import Instance
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.discovery import MemoryDiscovery, register_instance
 from tandem.runtime.errors import (
     ConnectionLostError,
     DeadlineError,
@@ -20,6 +18,8 @@ from tandem.runtime.errors import (
 )
 from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.plane.server import RequestServer
+from tandem.runtime.store.discovery import MemoryDiscovery, register_instance
+from tandem.runtime.wire.cluster_messages import Instance
 from tandem.sdk import Client, Context
 from tandem.sdk.worker.serving import RequestHandler, ServedEndpoint
 from tests.sdk.kit_pair import PATIENCE_S, Pair, Seen, data_of

@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from tandem.runtime.errors import InvalidRequestError
-from tandem.runtime.messages import (
+from tandem.runtime.wire.messages import (
     GenerateRequest,
     Grammar,
     PrefillReport,
@@ -19,8 +19,8 @@ from tandem.runtime.messages import (
     TokenLogprobs,
     pack_tokens,
 )
-from tandem.sdk.worker.text_requests import TextCodec
-from tandem.sdk.worker.token_requests import TokenCodec
+from tandem.sdk.wire.text_requests import TextCodec
+from tandem.sdk.wire.token_requests import TokenCodec
 
 
 def codec(logprobs: int | None = None, num_generated: int = 0) -> TokenCodec:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tandem.runtime.errors import ConfigError
-from tandem.runtime.local_clusters import LocalCluster, announced, started_s
+from tandem.runtime.local.local_clusters import LocalCluster, announced, started_s
 from tandem.sdk import find_cluster
 
 

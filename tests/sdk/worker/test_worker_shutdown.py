@@ -13,7 +13,7 @@ import pytest
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ConfigError, IncompleteError, UnavailableError
-from tandem.runtime.lifecycle import EXIT_IMPATIENT
+from tandem.runtime.process.lifecycle import EXIT_IMPATIENT
 from tandem.sdk import Context, DistributedRuntime, worker
 from tandem.sdk.worker.serving import GIVE_UP_S
 from tests.processes import cluster_variables

@@ -1,9 +1,9 @@
 """What `tandem status` says of an author's worker."""
 
-from tandem.launch.status import read_cluster
-from tandem.runtime.cluster_messages import ModelCard
-from tandem.runtime.discovery import register_model
-from tests.launch.configs import config_of
+from tandem.launch.cluster.status import read_cluster
+from tandem.runtime.store.discovery import register_model
+from tandem.runtime.wire.cluster_messages import ModelCard
+from tests.config.configs import config_of
 from tests.sdk.kit_pair import Pair
 
 

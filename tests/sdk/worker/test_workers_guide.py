@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.discovery import models_prefix
 from tandem.runtime.errors import InvalidRequestError
+from tandem.runtime.store.discovery import models_prefix
 from tandem.sdk import Context
 from tests.processes import cluster_variables
 from tests.programs import of_guide

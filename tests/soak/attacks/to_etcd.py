@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from aetcd import rpc
 
-from tandem.runtime.etcd_client import EtcdClient
+from tandem.runtime.store.etcd_client import EtcdClient
 from tests.soak.attacks.target import HOLD_S, Attack, Target
 from tests.soak.attacks.traps import GREETINGS, trap
 

@@ -16,10 +16,10 @@ import nats.js.errors
 from nats.aio.client import Client
 
 from tandem.queue.streams import QueueNames
-from tandem.runtime.bounds import Message
-from tandem.runtime.cluster_messages import KvEvent, LoadReport
-from tandem.runtime.events import kv_subject, load_subject
-from tandem.runtime.messages import encode
+from tandem.runtime.bus.events import kv_subject, load_subject
+from tandem.runtime.wire.bounds import Message
+from tandem.runtime.wire.cluster_messages import KvEvent, LoadReport
+from tandem.runtime.wire.messages import encode
 from tests.soak.attacks.target import ANSWER_S, HOLD_S, Attack, Target, connected
 from tests.soak.attacks.to_etcd import planted_instances_at
 from tests.soak.attacks.traps import GREETINGS, trap

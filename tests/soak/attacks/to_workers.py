@@ -5,8 +5,8 @@ import secrets
 
 import msgspec
 
-from tandem.runtime.messages import GenerateRequest, SamplingParams, StopConditions, encode
 from tandem.runtime.plane.framing import HEADER, PREAMBLE_BYTES, Hello, Open, encode_frame
+from tandem.runtime.wire.messages import GenerateRequest, SamplingParams, StopConditions, encode
 from tests.soak.attacks.target import ANSWER_S, HOLD_S, Attack, Target, connected, send
 from tests.soak.attacks.to_etcd import planted_instances_at
 from tests.soak.attacks.traps import PREAMBLE, trap

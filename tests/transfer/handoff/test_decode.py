@@ -1,6 +1,6 @@
 import pytest
 
-from tandem.runtime.handoff_messages import (
+from tandem.runtime.wire.handoff_messages import (
     CancelHandoff,
     Claim,
     Claimed,
@@ -8,7 +8,7 @@ from tandem.runtime.handoff_messages import (
     FirstToken,
     Settled,
 )
-from tandem.runtime.messages import SamplingParams
+from tandem.runtime.wire.messages import SamplingParams
 from tandem.transfer.handoff.actions import (
     Abort,
     Admit,

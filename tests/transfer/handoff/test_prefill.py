@@ -1,7 +1,7 @@
 import pytest
 
-from tandem.runtime.handoff_messages import Claimed, Settled
-from tandem.runtime.messages import SamplingParams
+from tandem.runtime.wire.handoff_messages import Claimed, Settled
+from tandem.runtime.wire.messages import SamplingParams
 from tandem.transfer.handoff.landed import Landed, SettledNotice, decode_landed, decode_settled
 from tandem.transfer.handoff.prefill import PostedWrite, PrefillHandoff
 from tandem.transfer.layout import RankPair, rank_pairs

@@ -5,7 +5,7 @@ what every block should hold.
 """
 
 from tandem.engine.schedule.block_pool import BlockPool
-from tandem.runtime.handoff_messages import FirstToken
+from tandem.runtime.wire.handoff_messages import FirstToken
 from tests.transfer.schedules.memory import Shape, Words
 from tests.transfer.schedules.parts import Case, Decoding, Write
 

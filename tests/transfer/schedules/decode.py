@@ -1,7 +1,7 @@
 """The decode worker of a schedule: carries out what its machines ask for, and checks I3 and I4."""
 
-from tandem.runtime.handoff_messages import Claim, Claimed, ClaimRefused, FirstToken, Settled
-from tandem.runtime.messages import SamplingParams
+from tandem.runtime.wire.handoff_messages import Claim, Claimed, ClaimRefused, FirstToken, Settled
+from tandem.runtime.wire.messages import SamplingParams
 from tandem.transfer.handoff.actions import (
     Abort,
     Action,

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from tandem.runtime.handoff_messages import Claim, FirstToken, Settled
+from tandem.runtime.wire.handoff_messages import Claim, FirstToken, Settled
 from tandem.transfer.handoff.landed import Landed, SettledNotice, decode_landed
 from tests.transfer.schedules.blocks import TOKEN
 from tests.transfer.schedules.clock import TICK_SLACK_S, pass_time

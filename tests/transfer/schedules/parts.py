@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tandem.engine.schedule.block_pool import BlockPool
-from tandem.runtime.handoff_messages import Claim, Claimed, ClaimRefused, FirstToken, Settled
+from tandem.runtime.wire.handoff_messages import Claim, Claimed, ClaimRefused, FirstToken, Settled
 from tandem.transfer.handoff.actions import Span
 from tandem.transfer.handoff.decode import DecodeHandoff
 from tandem.transfer.handoff.prefill import PostedWrite, PrefillHandoff

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tandem.runtime.handoff_messages import Claim, Claimed, ClaimRefused, FirstToken, Settled
+from tandem.runtime.wire.handoff_messages import Claim, Claimed, ClaimRefused, FirstToken, Settled
 from tandem.transfer.handoff.landed import decode_landed, decode_settled
 from tests.transfer.schedules.clock import TICK_SLACK_S, pass_time
 from tests.transfer.schedules.events import ALWAYS, EVENTS, MAX_CASES, finish, publish, start_case

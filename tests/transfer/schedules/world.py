@@ -5,7 +5,7 @@ schedule's.
 """
 
 from tandem.engine.schedule.block_pool import BlockPool
-from tandem.runtime.handoff_messages import Claim, Claimed, ClaimRefused, FirstToken, Settled
+from tandem.runtime.wire.handoff_messages import Claim, Claimed, ClaimRefused, FirstToken, Settled
 from tandem.transfer.handoff.prefill import PrefillHandoff
 from tests.transfer.schedules.blocks import TOKEN
 from tests.transfer.schedules.decode import GRACE_MS, DecodeSide

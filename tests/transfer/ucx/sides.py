@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from tandem.launch.supervise.child_process import DEATHWATCH
+from tandem.runtime.local.child_process import DEATHWATCH
 from tandem.transfer.transport import BlockGrid, Parts
 from tandem.transfer.ucx.transport import UcxTransport
 

@@ -1,0 +1,277 @@
+"""The model on its device: weights, KV pool, and steps from chunks to tokens."""
+
+import ctypes
+import logging
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+
+from tandem.engine.architecture.config import ModelConfig
+from tandem.engine.architecture.rope import rope_tables
+from tandem.engine.batch.batch import pack_step, started_blocks
+from tandem.engine.config import EngineConfig
+from tandem.engine.decoder.any_model import AnyModel
+from tandem.engine.decoder.decoder import Model
+from tandem.engine.decoder.kernel_set import Kernels, load_kernels
+from tandem.engine.execution.model_code import choose_model_config
+from tandem.engine.execution.prebuild import prebuild
+from tandem.engine.execution.profile import StepProfile
+from tandem.engine.execution.resolve import resolve
+from tandem.engine.memory.budget import CudaMemory, kv_budget_bytes
+from tandem.engine.memory.kv_cache import (
+    KvCache,
+    choose_max_model_len,
+    kind_of,
+    memory_of,
+    most_useful_blocks,
+    num_blocks_within,
+)
+from tandem.engine.schedule.sequence import Chunk, OnLayers
+from tandem.engine.step.decode_graphs import CudaRecorder, DecodeGraphs, Recorder, batch_sizes
+from tandem.engine.step.device_loss import noticing_device_loss
+from tandem.engine.step.launched import LaunchedStep, start_timing
+from tandem.engine.step.model_steps import ModelSteps
+from tandem.engine.step.sampler import HostTokens
+from tandem.engine.weights.weights import ModelWeights, load_weights
+
+logger = logging.getLogger(__name__)
+
+# mallopt's parameters in glibc's malloc.h.
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+M_ARENA_MAX = -8
+
+
+class ModelRunner:
+    """One model on one device. Built by any thread, then used by one thread at a time.
+
+    `config` is the given one with "auto" and None resolved; `model_config.dtype` is the dtype in
+    which the model runs. On a GPU all steps run on one stream of their own. `recorder` records
+    decode steps; None: CUDA graphs, where there is a GPU and the configuration allows them.
+    `model_config` and `weights`, on the device, replace the files of config.model.
+    Raises ModelError, ConfigError or CapacityError when it cannot be built.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        recorder: Recorder | None = None,
+        *,
+        model_config: ModelConfig | None = None,
+        weights: ModelWeights | None = None,
+    ) -> None:
+        stored = model_config or choose_model_config(config.model, config.model_impl)
+        self.config, self.model_config = resolve(config, stored)
+        self._device = device = torch.device(self.config.device)
+        self.device_kind = kind_of(device)
+        torch.set_num_threads(config.num_threads())
+        self._stream = None
+        if device.type == "cpu":
+            _keep_freed_memory()
+        else:
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        # The reference kernels multiply masked slots by zero, so none of them may hold a NaN.
+        self._clears_started_blocks = self.config.kernels == "torch"
+        with self._on_stream():
+            self._build(weights)
+            self._graphs = self._record(recorder)
+        if self._stream is not None:
+            self._stream.synchronize()
+        logger.info(
+            "%s on %s in %s, %d KV blocks of %d tokens",
+            config.model,
+            device,
+            self.model_config.dtype,
+            self.kv_cache.num_blocks,
+            self.kv_cache.block_size,
+        )
+
+    @property
+    def kv_caches(self) -> tuple[KvCache]:
+        """The pool of this runner's only rank."""
+        return (self.kv_cache,)
+
+    def _build(self, weights: ModelWeights | None) -> None:
+        """Make weights, model, KV pool and steps; resolve the pool's size."""
+        config, model_config, device = self.config, self.model_config, self._device
+        assert config.block_size is not None and config.kernels != "auto"
+        dtype: torch.dtype = getattr(torch, model_config.dtype)
+        kernels = load_kernels(
+            config.kernels,
+            deterministic=config.deterministic,
+            fused_products=config.fused_products,
+            dependent_launch=config.dependent_launch,
+            cascade_attention=config.cascade_attention,
+        )
+        generic = None
+        if model_config.architecture.code:
+            # Not at the top: transformers is an extra.
+            from tandem.engine.transformers_models.generic_model import GenericModel
+
+            generic = GenericModel(config.model, model_config, kernels, device)
+        else:
+            weights = weights or load_weights(config.model, model_config, dtype, device)
+
+        def make_model(longest: int) -> AnyModel:
+            if generic is not None:
+                return generic
+            assert weights is not None
+            tables = rope_tables(model_config, longest, dtype, device)
+            return Model(model_config, weights, tables, kernels)
+
+        if config.num_blocks is not None or device.type == "cpu":
+            num_blocks = config.num_blocks or num_blocks_within(
+                config.kv_memory_bytes, model_config, config.block_size, memory_of(device)
+            )
+            longest = choose_max_model_len(config, model_config, num_blocks, config.block_size)
+            model = make_model(longest)
+            profile = self._profile(model, kernels, longest)
+            profile.try_one()
+            if device.type == "cuda":
+                self._prebuild(weights, kernels, longest)
+                profile.warm_up()
+            del profile
+        else:
+            longest = config.max_model_len or model_config.max_position_embeddings
+            model = make_model(longest)
+            self._prebuild(weights, kernels, longest)
+            num_blocks = self._num_blocks_beside_steps(model, kernels, longest)
+            longest = choose_max_model_len(config, model_config, num_blocks, config.block_size)
+        self.config = config.model_copy(update={"num_blocks": num_blocks, "max_model_len": longest})
+        self.kv_cache = KvCache(model_config, num_blocks, config.block_size, device)
+        self._steps = ModelSteps(
+            config, model_config, model, kernels, longest, self.kv_cache.tensor
+        )
+
+    def _prebuild(self, weights: ModelWeights | None, kernels: Kernels, longest: int) -> None:
+        """Build a native model's kernels; the warm-up builds those of transformers' code."""
+        if weights is None or self.config.kernels != "triton":
+            return
+        try:
+            prebuild(self.config, self.model_config, weights, kernels, longest)
+        except Exception:
+            logger.exception("kernels could not be built beside one another")
+
+    def _num_blocks_beside_steps(self, model: AnyModel, kernels: Kernels, longest: int) -> int:
+        """Return how many blocks fit a GPU beside the largest steps, by running those."""
+        config, model_config = self.config, self.model_config
+        assert config.block_size is not None
+        memory = CudaMemory(self._device)
+        profile = self._profile(model, kernels, longest)
+        profile.try_one()
+        reserve = profile.reserve(memory)
+        profile.warm_up()
+        del profile
+        budget = kv_budget_bytes(config, memory, reserve)
+        memory_kind = memory_of(self._device)
+        return min(
+            num_blocks_within(budget, model_config, config.block_size, memory_kind),
+            most_useful_blocks(config, model_config, config.block_size, longest),
+        )
+
+    def _profile(self, model: AnyModel, kernels: Kernels, longest: int) -> StepProfile:
+        return StepProfile(self.config, self.model_config, model, kernels, longest, self._device)
+
+    @torch.inference_mode()
+    def _record(self, recorder: Recorder | None) -> DecodeGraphs | None:
+        config = self.config
+        if recorder is None:
+            # The reference kernels look at lengths on the host, which a graph cannot.
+            if self._stream is None or not config.cuda_graphs or config.kernels == "torch":
+                return None
+            recorder = CudaRecorder(self._stream)
+        assert config.max_num_batched_tokens is not None
+        sizes = batch_sizes(min(config.max_num_seqs, config.max_num_batched_tokens))
+        try:
+            with noticing_device_loss(self._device):
+                return DecodeGraphs(self._steps, sizes, recorder)
+        except RuntimeError as error:  # of torch: a worker without graphs is slower, and serves
+            logger.warning("decode steps are not recorded, and start slower: %s", error)
+            return None
+
+    @torch.inference_mode()
+    def launch(
+        self,
+        chunks: list[Chunk],
+        on_layers: OnLayers | None = None,
+        boundaries: Collection[int] = (),
+    ) -> LaunchedStep:
+        """Begin to compute every chunk's tokens and to store their K/V; sample where asked.
+
+        A sequence's block table must cover positions [0, end), and it must have a batch row;
+        sequences may change as soon as this returns. `on_layers` is called for each of
+        `boundaries`, in order, before it returns. On a CPU the step is done by then. When it
+        raises, nothing of the step is under way. Raises DeviceLostError when no other step can run.
+        """
+        with noticing_device_loss(self._device), self._on_stream():
+            try:
+                return self._launch(chunks, on_layers, boundaries)
+            except BaseException:
+                self._steps.batch_rows.forget([chunk.seq for chunk in chunks])
+                if self._stream is not None:
+                    self._stream.synchronize()
+                raise
+
+    def _launch(
+        self, chunks: list[Chunk], on_layers: OnLayers | None, boundaries: Collection[int]
+    ) -> LaunchedStep:
+        if not chunks:
+            return LaunchedStep(self._device, start_timing(self._device), None)
+        step, steps = pack_step(chunks), self._steps
+        changes = steps.batch_rows.take_changes([chunk.seq for chunk in chunks])
+        plan = steps.sampler.plan(step.sampled, len(chunks))
+        timing = start_timing(self._device)
+        if changes is not None:
+            steps.batch_rows.apply(changes)
+        if self._clears_started_blocks:
+            self._clear(started_blocks(chunks, steps.batch_rows.num_groups, steps.block_size))
+        scores = None
+        if self._graphs is not None and on_layers is None and self._graphs.can_run(step):
+            sampled = self._graphs.run(step, plan)
+        else:
+            announce = None
+            if on_layers is not None:
+                announce = partial(_announce_layers, on_layers, self._device)
+            sampled, scores = steps.run(step, plan, announce, boundaries)
+        on_host = HostTokens(step.sampled, sampled, plan) if step.sampled else None
+        return LaunchedStep(self._device, timing, on_host, scores)
+
+    def _clear(self, block_ids: list[int]) -> None:
+        if block_ids:
+            index = torch.tensor(block_ids, device=self._device)
+            self.kv_cache.tensor.index_fill_(0, index, 0)
+
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        """Launch the work within on this runner's device, in stream order."""
+        if self._stream is None:
+            yield
+            return
+        torch.cuda.set_device(self._device)  # per thread, and Triton launches on the current
+        with torch.cuda.stream(self._stream):
+            yield
+
+
+def _announce_layers(on_layers: OnLayers, device: torch.device, num_layers: int) -> None:
+    event = None
+    if device.type == "cuda":
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+    on_layers(num_layers, event)
+
+
+def _keep_freed_memory() -> None:
+    """Make this process's malloc reuse large freed blocks rather than return them.
+
+    Every step allocates and frees the same megabytes. Mapping them anew costs a page fault per
+    4 KiB: a sampling step of 64 rows of 4,096 took 2.5 ms that way and 0.5 ms without. One arena,
+    because the arenas of other threads return memory above 64 MiB despite the thresholds: 512
+    prompt tokens took 0.5 s on the engine thread that way and 0.37 s without.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, 2**30)
+        mallopt(M_TRIM_THRESHOLD, 2**30)
+        mallopt(M_ARENA_MAX, 1)

@@ -1,0 +1,127 @@
+"""The kernels of a model's steps, built on all cores and once on a machine, before the warm-up."""
+
+import contextlib
+import dataclasses
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from tandem.engine.architecture.config import ModelConfig
+from tandem.engine.architecture.rope import rope_tables
+from tandem.engine.config import EngineConfig
+from tandem.engine.decoder.decoder import Model
+from tandem.engine.decoder.kernel_set import Kernels
+from tandem.engine.execution.profile import StepProfile
+from tandem.engine.weights.weights import ModelWeights
+
+logger = logging.getLogger(__name__)
+
+META = torch.device("meta")
+PATIENCE_S = 300.0  # for another process that builds; the slowest kernels take seconds each
+_POLL_S = 0.05
+_LOCK = "tandem.lock"
+
+T = TypeVar("T")
+
+
+def prebuild(
+    config: EngineConfig,
+    model_config: ModelConfig,
+    weights: ModelWeights,
+    kernels: Kernels,
+    longest: int,
+) -> None:
+    """Build, or load from Triton's cache, the kernels of all steps of a model in native code.
+
+    The steps run over tensors without memory. While another process of this machine builds into
+    the same cache, this one waits, and then finds the builds there.
+    """
+    from tandem.kernels.building import building  # Triton exists on Linux only
+
+    dtype = getattr(torch, model_config.dtype)
+    tables = rope_tables(model_config, longest, dtype, META)
+    model = Model(model_config, on_meta(weights), tables, kernels)
+    profile = StepProfile(config, model_config, model, kernels, longest, META)
+    with alone_on_this_machine(cache_folder()):
+        started = time.perf_counter()
+        with building(len(os.sched_getaffinity(0))):
+            profile.warm_up()
+            if config.cuda_graphs:
+                profile.run_recorded()
+    logger.info("kernels built in %.1f s", time.perf_counter() - started)
+
+
+def cache_folder() -> Path:
+    """Return the folder in which Triton keeps its builds."""
+    import triton
+
+    return Path(triton.knobs.cache.dir)
+
+
+def on_meta(value: T) -> T:
+    """Return a dataclass, tuple or tensor with every tensor in it replaced by one without memory.
+
+    One tensor in two places remains one.
+    """
+    return _on_meta(value, {})
+
+
+def _on_meta(value: T, known: dict[int, object]) -> T:
+    if id(value) not in known:
+        known[id(value)] = _replaced(value, known)
+    return known[id(value)]  # type: ignore[return-value]
+
+
+def _replaced(value: object, known: dict[int, object]) -> object:
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
+    if isinstance(value, tuple | list):
+        return type(value)(_on_meta(each, known) for each in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        changes = {name: _on_meta(getattr(value, name), known) for name in names}
+        return dataclasses.replace(value, **changes)
+    return value
+
+
+@contextlib.contextmanager
+def alone_on_this_machine(folder: Path, patience_s: float = PATIENCE_S) -> Iterator[None]:
+    """Hold the lock of `folder`, which ends with the process; without it after `patience_s`.
+
+    A folder that cannot be written to needs no lock.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context((folder / _LOCK).open("w"))
+        except OSError as error:
+            logger.warning("builds of kernels are not kept in %s: %s", folder, error)
+        else:
+            _lock(file.fileno(), folder, patience_s)
+        yield
+
+
+def _lock(file: int, folder: Path, patience_s: float) -> None:
+    deadline, is_told = time.perf_counter() + patience_s, False
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            pass
+        except OSError as error:  # a file system without locks
+            logger.warning("%s cannot be locked: %s", folder, error)
+            return
+        if time.perf_counter() >= deadline:
+            logger.warning("another process still builds kernels in %s; not waiting for it", folder)
+            return
+        if not is_told:
+            logger.info("waiting for another process that builds kernels in %s", folder)
+            is_told = True
+        time.sleep(_POLL_S)

@@ -1,0 +1,28 @@
+"""The parts of a frontend that the generation of every request uses."""
+
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from tandem.frontend.access.room import Room
+from tandem.frontend.catalog.catalog import Catalog
+from tandem.frontend.config import FrontendConfig
+from tandem.frontend.telemetry.metrics import FrontendMetrics
+from tandem.frontend.ui.recent import Recent
+from tandem.router.policy import Router
+from tandem.runtime.plane.client import RequestClient
+from tandem.runtime.tracing.trace import TraceFile
+
+
+@dataclass(slots=True)
+class FrontendDeps:
+    """The parts of one frontend."""
+
+    config: FrontendConfig
+    catalog: Catalog
+    client: RequestClient
+    router: Router
+    metrics: FrontendMetrics
+    recent: Recent
+    trace: TraceFile
+    executor: Executor  # of long texts, beside the event loop
+    waiting: Room  # of new sequences that wait for a worker to return

@@ -1,0 +1,197 @@
+"""The frontend's process: its node, its HTTP server, and their coming and going."""
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from tandem.frontend.access.access import Access
+from tandem.frontend.access.limits import LIMIT_HEADERS
+from tandem.frontend.access.room import Room
+from tandem.frontend.catalog.catalog import Catalog
+from tandem.frontend.catalog.scrape_targets import ScrapeTargets
+from tandem.frontend.catalog.worker_events import WorkerEvents
+from tandem.frontend.config import FrontendConfig, new_page_key
+from tandem.frontend.generation.deps import FrontendDeps
+from tandem.frontend.http.protocol import limited_protocol
+from tandem.frontend.serving.app import App, RequestHandler
+from tandem.frontend.telemetry.metrics import FrontendMetrics
+from tandem.frontend.ui.collector import Collector
+from tandem.frontend.ui.pages import Pages, ParseLive
+from tandem.frontend.ui.recent import Recent
+from tandem.router.config import RouterConfig
+from tandem.router.policy import Router
+from tandem.runtime.address import EndpointAddress, host_port
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.membership.node import Node
+from tandem.runtime.process.http_server import HttpServer
+from tandem.runtime.process.lifecycle import Lifecycle, freeze_gc, return_large_buffers
+from tandem.runtime.process.logs import setup_logging
+from tandem.runtime.process.watched_files import WatchedFiles
+from tandem.runtime.store.discovery import register_instance
+from tandem.runtime.tls import check_pair
+from tandem.runtime.tracing.trace import TraceFile
+
+logger = logging.getLogger(__name__)
+
+_GRACE_S = 2  # for responses to be written after the last request has ended
+
+
+class FrontendServer:
+    """One frontend on a connected node, which stays the caller's to close."""
+
+    def __init__(
+        self,
+        frontend: FrontendConfig,
+        router: RouterConfig,
+        node: Node,
+        parse_live: ParseLive | None = None,
+    ) -> None:
+        namespace = node.config.namespace
+        self._shows_link = frontend.needs_page_key
+        if self._shows_link:
+            frontend = frontend.model_copy(update={"page_key": new_page_key()})
+        self._config = frontend
+        self.instance_id = node.instance_id
+        self.address = ""  # host:port, once listening
+        self._node = node
+        self._endpoint = EndpointAddress(namespace, node.component, "http")
+        self._executor = ThreadPoolExecutor(frontend.tokenizer_threads, "tokenizer")
+        self.catalog = Catalog(
+            node.discovery, node.client, namespace, self._executor, frontend.model_grace_s
+        )
+        self._targets = ScrapeTargets(node.discovery, namespace, self.catalog)
+        self.router = Router(router)
+        self.metrics = FrontendMetrics()
+        self._worker_events = WorkerEvents(node.events, self.catalog, node.client, self.router)
+        if frontend.tls_cert_file is not None and frontend.tls_key_file is not None:
+            check_pair(frontend.tls_cert_file, frontend.tls_key_file, "frontend")
+        self.access = Access(frontend)
+        self.recent = Recent()
+        self._trace = TraceFile(node.config.trace_file, "frontend", node.instance_id)
+        deps = FrontendDeps(
+            frontend,
+            self.catalog,
+            node.client,
+            self.router,
+            self.metrics,
+            self.recent,
+            self._trace,
+            self._executor,
+            Room(frontend.max_waiting_requests),
+        )
+        self.collector = Collector(
+            node, self.catalog, self.metrics, self.recent, frontend.max_pages
+        )
+        pages = Pages(node, self.catalog, self.collector, parse_live)
+        self.handler = RequestHandler(deps)
+        app = App(self.handler, self.catalog, self.metrics, self._targets, self.access, pages)
+        self._http = HttpServer(
+            _with_cors(app, frontend.allowed_origins),
+            frontend.host,
+            frontend.port,
+            param="frontend.port",
+            grace_s=_GRACE_S,
+            keep_alive_s=frontend.keep_alive_s,
+            protocol=limited_protocol(frontend),
+            tls_cert_file=frontend.tls_cert_file,
+            tls_key_file=frontend.tls_key_file,
+        )
+        tls_files = [file for file in (frontend.tls_cert_file, frontend.tls_key_file) if file]
+        self._watched = [
+            WatchedFiles(tls_files, self._http.reload_certificate),
+            WatchedFiles(self.access.files, self.access.reload),
+        ]
+
+    async def start(self) -> None:
+        """Listen, then register. Raise ConfigError when the port is taken."""
+        await self._trace.__aenter__()
+        self._http.bind()
+        advertised = self._node.config.advertise_host
+        self.address = host_port(advertised, self._http.port) if advertised else self._http.address
+        url = f"{self._config.scheme}://{self.address}"
+        await self.catalog.start()
+        await self._targets.start()
+        await self._worker_events.start()
+        self._http.serve()
+        for watched in self._watched:
+            watched.start()
+        address = url if self._config.scheme == "https" else self.address
+        await register_instance(self._node, self._node.instance(self._endpoint, address))
+        logger.info("frontend %s listens on %s", self.instance_id, url)
+        if self._shows_link:  # of its own key; another one is known to who gave it
+            logger.info("live page: %s", self._config.page_url(url))
+
+    async def drain(self) -> None:
+        """Leave discovery, refuse new requests, wait for those under way."""
+        await self._node.withdraw()
+        await self.handler.drain(self._node.config.drain_timeout_s)
+
+    async def stop(self) -> None:
+        """End everything; can be called after a `start` that failed."""
+        await self._node.withdraw()
+        await self.handler.drain(0)
+        for watched in self._watched:
+            await watched.close()
+        await self.collector.close()
+        await self._http.close()
+        await self._worker_events.close()
+        await self._targets.close()
+        await self.catalog.close()
+        await self._trace.__aexit__()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _with_cors(app: ASGIApp, allowed: list[str]) -> ASGIApp:
+    """Return `app` open to web pages of these origins."""
+    if not allowed:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=allowed,
+        allow_methods=["DELETE", "GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=[
+            "x-request-id",
+            "retry-after",
+            "x-tandem-request-id",
+            "traceresponse",
+            *LIMIT_HEADERS,
+        ],
+    )
+
+
+async def run_frontend(
+    frontend: FrontendConfig,
+    runtime: RuntimeConfig,
+    router: RouterConfig,
+    parse_live: ParseLive | None = None,
+) -> None:
+    """Run a frontend until a signal ends it. `parse_live` checks live values that its page sets.
+
+    Raise ServiceError when etcd or NATS cannot be reached at start, ConfigError when the port is
+    taken.
+    """
+    node = Node(runtime, component="frontend", serves=False)
+    setup_logging(runtime.log_level, node.component, node.instance_id, runtime.log_format)
+    lifecycle = Lifecycle(drain_timeout_s=runtime.drain_timeout_s + _GRACE_S)
+    stack = AsyncExitStack()
+    server: FrontendServer | None = None  # once the node is connected
+
+    async def startup() -> None:
+        nonlocal server
+        stack.push_async_callback(node.close)
+        await node.connect()
+        server = FrontendServer(frontend, router, node, parse_live)
+        stack.push_async_callback(server.stop)
+        await server.start()
+        freeze_gc()
+        return_large_buffers()
+
+    async def drain() -> None:
+        if server is not None:
+            await server.drain()
+
+    await lifecycle.run(startup=startup, drain=drain, stop=stack.aclose)

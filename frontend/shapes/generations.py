@@ -1,0 +1,106 @@
+"""From a body that an API has checked to the generation of its answer."""
+
+import asyncio
+from collections.abc import Callable
+
+from tandem.frontend.bodies.ignored import Ignored
+from tandem.frontend.catalog.catalog import ServedModel
+from tandem.frontend.chat.requests import Body, ChatRequest, CompletionRequest, parse
+from tandem.frontend.chat.text_body import Route, TextBody, model_named_in
+from tandem.frontend.config import FrontendConfig
+from tandem.frontend.generation.deps import FrontendDeps
+from tandem.frontend.generation.generation import Answer, Sink, generate, new_answer
+from tandem.frontend.generation.plan import default_sampling, most_generated, new_plan
+from tandem.frontend.generation.prompts import PromptMaker
+from tandem.frontend.http.api import Call, Work
+from tandem.frontend.http.exchange import Exchange
+from tandem.frontend.text.generation import NewWriter, TextGeneration
+from tandem.runtime.wire.sampling_defaults import NO_DEFAULTS, SamplingDefaults
+
+NewSink = Callable[[Answer, Exchange], Sink]
+
+
+class Generations:
+    """Finds the model of a body, and plans its answer."""
+
+    def __init__(self, deps: FrontendDeps) -> None:
+        self.prompt_maker = PromptMaker(deps.config, deps.executor)
+        self._deps = deps
+
+    @property
+    def config(self) -> FrontendConfig:
+        """The frontend's."""
+        return self._deps.config
+
+    def parse(self, kind: type[Body], raw: bytes, ignored: Ignored) -> Body:
+        """Return the checked request in `raw`. Raises InvalidRequestError naming the field."""
+        return parse(kind, raw, self.config, self.longest_context, ignored)
+
+    @property
+    def longest_context(self) -> int:
+        """The most tokens of a prompt that any model takes."""
+        return self._deps.catalog.longest_context
+
+    @property
+    def only_model(self) -> str | None:
+        """The name of the model, where one is served alone."""
+        models = self._deps.catalog.models
+        return models[0].card.name if len(models) == 1 else None
+
+    def default_sampling(self, name: str) -> SamplingDefaults:
+        """Return the sampling of requests to the model of this name that name none."""
+        models = {model.card.name: model for model in self._deps.catalog.models}
+        model = models.get(name)
+        return NO_DEFAULTS if model is None else default_sampling(model, self._deps.config)
+
+    def is_for_text_model(self, raw: bytes) -> bool:
+        """Return True if a body names a model that reads and writes text itself."""
+        catalog = self._deps.catalog
+        if not catalog.has_text_models:
+            return False
+        name = model_named_in(raw)
+        return name is not None and catalog.reads_text(name)
+
+    async def of_tokens(
+        self, body: ChatRequest | CompletionRequest, new_sink: NewSink, call: Call
+    ) -> Work:
+        """Return the generation of a body for a model whose text is the frontend's."""
+        route: Route = "chat" if isinstance(body, ChatRequest) else "completions"
+        model = self.model(body.model, route, call)
+        plan = await new_plan(body, model, self.prompt_maker, call)
+        if call.exchange.client is not None:
+            call.charge = call.exchange.client.charge(plan.num_prompt_tokens, most_generated(plan))
+        answer = new_answer(plan, self._deps, call.owner)
+        call.record.summarize = answer.summary
+        work = generate(answer, new_sink(answer, call.exchange), call.exchange, self._deps)
+        return self._with_comments(work, call) if body.stream else work
+
+    def of_text(self, body: TextBody, new_writer: NewWriter, call: Call) -> Work:
+        """Return the generation of a body for a model that reads and writes text."""
+        model = self.model(body.model, body.route, call)
+        text = TextGeneration(body, new_writer, model, call.context, call.exchange, self._deps)
+        call.record.summarize = text.summary
+        return self._with_comments(text.run(), call) if body.stream else text.run()
+
+    async def _with_comments(self, work: Work, call: Call) -> None:
+        """Do the work of a stream, with comments up to its first event where they are on."""
+        interval_s = self._deps.config.comment_interval_s
+        if not interval_s:
+            await work
+            return
+        exchange = call.exchange
+        headers = exchange.id_headers(call.context.id)
+        comments = asyncio.create_task(exchange.comment_until_events(interval_s, headers))
+        try:
+            await work
+        finally:
+            comments.cancel()
+            await asyncio.gather(comments, return_exceptions=True)
+
+    def model(self, name: str, route: Route, call: Call) -> ServedModel:
+        """Return the model, which is served on this route. Counts the request for the model."""
+        model = self._deps.catalog.get(name)
+        call.record.model = name
+        self._deps.metrics.inflight.add(name)
+        model.check_route(route)
+        return model
