@@ -20,7 +20,7 @@ VENV_VLLM ?= .venv-vllm
 READY_VLLM := $(VENV_VLLM)/.ready
 VLLM_VERSION := 0.32.0
 TORCH := $(shell grep '^torch==' constraints.txt)
-ROOMS := bench decode emulation engine frontend grammar kernels launch models prefill queue router runtime sdk transfer vllm worker
+ROOMS := bench config decode emulation engine frontend grammar kernels launch models prefill queue router runtime sdk transfer vllm worker
 # KV on a GPU lives in memory of CuPy's
 EXTRAS := $(if $(wildcard /proc/driver/nvidia/version),[gpu])
 PIP_VLLM := $(VENV_VLLM)/bin/python -m pip --disable-pip-version-check install --prefer-binary

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from tandem.config.model import LIVE_SECTIONS, TandemConfig, section_model, section_names
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
 
 INTRODUCTION = """\
 # Configuration

@@ -12,7 +12,7 @@ from tandem.runtime.errors import ConfigError
 from tandem.runtime.process.names import did_you_mean
 from tandem.runtime.wire.cluster_messages import Role
 
-TOPOLOGIES = Path(__file__).parents[1] / "topologies"
+TOPOLOGIES = Path(__file__).with_name("topologies")
 ROLES: tuple[str, ...] = get_args(Role)
 ROLE_KEYS = ("count", "gpu", "config")
 TOP_KEYS = ("description", "roles", "config")

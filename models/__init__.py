@@ -1,1 +1,4 @@
-"""The bundled model, the script that trained it, and random models of any shape."""
+"""The bundled model, models of the hub, and random models of any shape.
+
+It imports engine and runtime. Begin with `paths.py`.
+"""

@@ -1,1 +1,5 @@
-"""KV index and cost function; pure."""
+"""The choice of a decode worker for each request: an index of their prefix caches, and a cost.
+
+Everything here is pure: numbers in, a decision with its reason out. It imports `runtime` alone and
+no torch. Begin with `policy.py`.
+"""

@@ -1,4 +1,10 @@
-"""The public names for authors of workers and engines."""
+"""The public names for authors of workers, engines and services.
+
+`worker` is the runtime's face, `engine` the contract of an engine and `engine_worker` the worker
+around it, `service` graphs, `kv` events, `nixl` transfers, `dynamo` the names of another system. It
+imports `models`, `router`, `runtime` and `transfer`. Begin with `engine/llm_engine.py`, or with
+`worker/distributed_runtime.py`.
+"""
 
 from tandem.runtime.wire.cluster_messages import StepCosts
 from tandem.sdk import exceptions

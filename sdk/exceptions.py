@@ -28,6 +28,7 @@ from tandem.runtime.errors import (
     TandemError,
     UnavailableError,
 )
+from tandem.sdk.engine.errors import EngineShutdown, PrefillResultMissing
 
 DynamoException = TandemError
 Unknown = InternalError
@@ -39,14 +40,6 @@ ConnectionTimeout = DeadlineError
 Cancelled = CancelledRequestError
 WorkerUnavailable = UnavailableError
 RouterQueueLimitExceeded = OverloadedError
-
-
-class EngineShutdown(UnavailableError):
-    """The engine did not start, has crashed, or ends."""
-
-
-class PrefillResultMissing(UnavailableError, ValueError):
-    """A request without a prefill result, at a decode engine that needs one."""
 
 
 __all__ = [

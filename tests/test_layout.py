@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,16 @@ ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {
     "runtime": set(),
     "kernels": set(),
+    "config": {
+        "decode",
+        "engine",
+        "frontend",
+        "prefill",
+        "queue",
+        "router",
+        "runtime",
+        "transfer",
+    },
     "emulation": {"engine", "runtime", "transfer"},
     "engine": {"kernels", "runtime"},
     "grammar": {"runtime"},
@@ -28,8 +39,10 @@ MAY_IMPORT = {
     "models": {"engine", "runtime"},
     "vllm": {"decode", "prefill", "queue", "runtime", "sdk", "transfer"},
 }
-ANYTHING = {"launch", "bench"}
-ROOMS = sorted(MAY_IMPORT.keys() | ANYTHING)
+MAY_IMPORT["bench"] = set(MAY_IMPORT)
+MAY_IMPORT["launch"] = set(MAY_IMPORT)
+ROOMS = sorted(MAY_IMPORT)
+MAX_FILES = 15  # of a folder, beside its __init__.py
 WITHOUT_TORCH = ("runtime", "router", "frontend")
 BANNED_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
 BANNED_CALLS = {"eval", "exec", "os.system", "torch.load"}
@@ -55,6 +68,28 @@ def imports(path: Path) -> Iterator[str]:
             yield node.module or ""
 
 
+def modules(path: Path) -> Iterator[str]:
+    """Full names of the modules of ours that a file imports, also for types alone."""
+    for node in ast.walk(parsed(path)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            below = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if module_path(name).exists() else node.module or "" for name in below]
+        yield from (name for name in names if name.startswith("tandem.") and name.count(".") > 1)
+
+
+def module_path(name: str) -> Path:
+    """Return the file of a module, or the __init__.py of a package."""
+    path = ROOT.joinpath(*name.split(".")[1:])
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def package_of(path: Path) -> str:
+    return ".".join(("tandem", *path.parent.relative_to(ROOT).parts))
+
+
 def test_every_room_is_packaged_and_every_package_is_a_room() -> None:
     tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     folders = {
@@ -74,13 +109,38 @@ def test_there_is_no_tandem_folder_at_the_root() -> None:
 
 
 @pytest.mark.parametrize("room", ROOMS)
+def test_a_folder_of_a_room_has_few_files(room: str) -> None:
+    num_files = Counter(path.parent for path in sources(room) if path.stem != "__init__")
+    assert {folder: num for folder, num in num_files.items() if num > MAX_FILES} == {}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_folders_of_a_room_form_no_circle_of_imports(room: str) -> None:
+    # the room's own __init__.py, which may offer names of all its folders, is part of none
+    arrows: dict[str, dict[str, str]] = {}
+    for path in sources(room):
+        folder = package_of(path)
+        if path.name == "__init__.py" and folder == f"tandem.{room}":
+            continue
+        for module in modules(path):
+            other = package_of(module_path(module))
+            if other.split(".")[1] == room and other != folder:
+                arrows.setdefault(folder, {})[other] = f"{path.relative_to(ROOT)}: {module}"
+    while ends := [folder for folder, others in arrows.items() if not others.keys() & arrows]:
+        for folder in ends:
+            del arrows[folder]
+    left = {f: {o: why for o, why in others.items() if o in arrows} for f, others in arrows.items()}
+    assert left == {}
+
+
+@pytest.mark.parametrize("room", ROOMS)
 def test_a_room_imports_only_what_it_may(room: str) -> None:
     for path in sources(room):
         for name in imports(path):
             assert name != "tandem", (
                 f"{path}: write `import tandem.x`, never `from tandem import x`"
             )
-            if room in MAY_IMPORT and name.startswith("tandem."):
+            if name.startswith("tandem."):
                 other = name.split(".")[1]
                 assert other == room or other in MAY_IMPORT[room], f"{path} imports {name}"
 

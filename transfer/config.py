@@ -1,8 +1,10 @@
 """Settings of the transfer room."""
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
-from tandem.transfer.config import Backend
+Backend = Literal["nixl", "ucx", "loopback"]
 
 
 class TransferConfig(BaseModel):

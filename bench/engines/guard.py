@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 PR_SET_CHILD_SUBREAPER = 36
-DEATHWATCH = Path(__file__).parents[2] / "launch" / "supervise" / "deathwatch.py"
+DEATHWATCH = Path(__file__).parents[2] / "runtime" / "local" / "deathwatch.py"
 
 
 def main() -> None:

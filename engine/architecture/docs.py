@@ -1,4 +1,4 @@
-"""Writes docs/models.md from the tables of architectures: `python -m tandem.engine.architecture.docs`."""
+"""Writes docs/models.md from the tables: `python -m tandem.engine.architecture.docs`."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,8 +14,8 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 _INTRODUCTION = """\
 # Models
 
-This page is generated from the tables in `engine/models/` by `python -m tandem.engine.architecture.docs`;
-a test fails when it is out of date.
+This page is generated from the tables in `engine/architecture/` by
+`python -m tandem.engine.architecture.docs`; a test fails when it is out of date.
 
 `tandem serve MODEL` takes a folder with `config.json`, a tokenizer and `*.safetensors`, or the id
 of one on the Hugging Face hub. `config.json` alone decides how a model is computed. A model that

@@ -1,9 +1,8 @@
 """The choice of the code that computes a model: the engine's own, or that of transformers."""
 
-from collections.abc import Callable, Collection
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal
 
 from tandem.engine.architecture.architectures import ARCHITECTURES, WITH_TEXT_CONFIG
 from tandem.engine.architecture.config import ModelConfig, load_model_config
@@ -11,30 +10,7 @@ from tandem.engine.architecture.json_file import read_json
 from tandem.runtime.errors import ModelError
 from tandem.runtime.extras import install_command
 
-if TYPE_CHECKING:  # the launcher checks models without PyTorch
-    import torch
-
-    from tandem.engine.batch.batch import Batch
-
 ModelImpl = Literal["auto", "native", "transformers"]
-
-
-class AnyModel(Protocol):
-    """A decoder by either code; the methods are described at tandem.engine.decoder.decoder."""
-
-    def logits(self, hidden: "torch.Tensor") -> "torch.Tensor":
-        """Return logits of rows of `hidden`."""
-
-    def hidden(
-        self,
-        batch: "Batch",
-        kv_cache: "torch.Tensor",
-        on_layers: Callable[[int], None] | None = None,
-        boundaries: Collection[int] = (),
-        *,
-        of_all: bool = False,
-    ) -> "torch.Tensor":
-        """Return the operands of `logits`; fill the cache."""
 
 
 def choose_model_config(folder: str | Path, model_impl: ModelImpl) -> ModelConfig:

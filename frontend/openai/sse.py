@@ -15,18 +15,13 @@ from tandem.frontend.chat.responses import (
     finish_reason_of,
 )
 from tandem.frontend.generation.generation import Answer, ChoiceRun
+from tandem.frontend.http.events import DONE
 from tandem.frontend.http.exchange import Exchange
 from tandem.frontend.openai.echoed import echoed_logprobs
 from tandem.frontend.parsers.pieces import Content, Piece, Reasoning, ToolCallDelta
 from tandem.runtime.wire.messages import FinishReason, TokenDelta
 
-DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
-
-
-def event(body: bytes) -> bytes:
-    """Return JSON as one event."""
-    return b"data: %b\n\n" % body
 
 
 def usage_event(head: ResponseHead, usage: Usage) -> bytes:

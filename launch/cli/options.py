@@ -3,7 +3,6 @@
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -15,32 +14,6 @@ T = TypeVar("T")
 
 CONFIG_HELP = "Any config key can be set with --section.key=VALUE; tandem config show lists them."
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelOptions:
-    """The model to serve, and its name."""
-
-    model: Annotated[str, typer.Argument(help="A model folder, a hub id, or `bundled`.")] = (
-        "bundled"
-    )
-    served_model_name: Annotated[
-        str | None,
-        typer.Option(help="The name in requests; by default the folder's name or the hub id."),
-    ] = None
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchOptions:
-    """Options of the commands that start several processes."""
-
-    run_dir: Annotated[
-        Path | None, typer.Option(help="Folder for logs; a new temporary one by default.")
-    ] = None
-    is_verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show the logs of all processes.")
-    ] = False
-    start_timeout_s: Annotated[float, typer.Option(help="Longest time to become ready (s).")] = 600
 
 
 def shares(**makers: Callable[..., Any]) -> Callable[[Callable[..., T]], Callable[..., T]]:
@@ -139,4 +112,20 @@ def frontend_session(
     """Return the session of a command that runs a frontend."""
     session.set("frontend.host", host, "--host")
     session.set("frontend.port", port, "--port")
+    return session
+
+
+@shares(session=cluster_session)
+def plan_session(
+    session: Session,
+    ttft_target_ms: Annotated[
+        float | None, typer.Option(help="Target of the time to first token.")
+    ] = None,
+    itl_target_ms: Annotated[
+        float | None, typer.Option(help="Target of the time between two tokens.")
+    ] = None,
+) -> Session:
+    """Return the session of a plan: its targets, and the cluster whose workers have the costs."""
+    session.set("disagg.ttft_target_ms", ttft_target_ms, "--ttft-target-ms")
+    session.set("disagg.itl_target_ms", itl_target_ms, "--itl-target-ms")
     return session

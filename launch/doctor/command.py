@@ -50,8 +50,8 @@ def examine(effective: EffectiveConfig) -> list[tuple[str, Iterator[Finding]]]:
     config = effective.config
     checks = [
         ("the machine", checks_machine.check_machine()),
-        ("ports", checks_machine.check_ports(config)),
-        ("packages", checks_parts.check_packages()),
+        ("ports", checks_parts.check_ports(config)),
+        ("packages", checks_machine.check_packages()),
         ("torch", checks_parts.check_torch()),
         ("the CPU's kernels", checks_parts.check_cpu_kernels()),
         ("NATS and etcd", checks_parts.check_servers(effective)),

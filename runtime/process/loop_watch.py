@@ -23,7 +23,7 @@ PERIOD_S = 0.05
 _WARN_S = 1.0  # a busy machine alone may cause less
 _LOG_EVERY_S = 10.0
 _MAX_CALLS = 64  # that the metric names
-_ROOT = str(Path(__file__).parent.parent) + "/"
+_ROOT = str(Path(__file__).parents[2]) + "/"
 _NO_CALL = "no call"  # the loop waits for a core, or for Python's lock
 _WAITS = ("threading.py", "queue.py", "selectors.py", "socket.py", "thread.py")
 

@@ -1,9 +1,9 @@
 """The base of wire messages, and the bounds of their fields by name.
 
 A peer's numbers go into arithmetic, its texts into logs and its lists into memory, so each field of
-a message has a bound where it is declared (`tests/runtime/wire/test_message_bounds.py` looks at all of
-them). The bounds are wide: they exclude what no member of a cluster can mean, and no float of them
-is infinite or not a number. Whoever sends a text of others cuts it by `MAX_TEXT`.
+a message has a bound where it is declared (`tests/runtime/wire/test_message_bounds.py` looks at all
+of them). The bounds are wide: they exclude what no member of a cluster can mean, and no float of
+them is infinite or not a number. Whoever sends a text of others cuts it by `MAX_TEXT`.
 """
 
 from typing import Annotated, Any, TypeVar

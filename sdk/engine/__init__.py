@@ -1,1 +1,1 @@
-"""Engines: their contract, and the worker around them."""
+"""Engines: their contract, the types of requests and answers, and what they report."""

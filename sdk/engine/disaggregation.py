@@ -3,8 +3,8 @@
 from enum import Enum
 from typing import Any
 
+from tandem.sdk.engine.errors import PrefillResultMissing
 from tandem.sdk.engine.types import GenerateRequest
-from tandem.sdk.exceptions import PrefillResultMissing
 
 
 class DisaggregationMode(Enum):

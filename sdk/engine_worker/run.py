@@ -6,9 +6,9 @@ import sys
 import uvloop
 
 from tandem.runtime.errors import ConfigError, TandemError
+from tandem.sdk.engine.errors import EngineShutdown
 from tandem.sdk.engine.llm_engine import LLMEngine
 from tandem.sdk.engine_worker.worker import EngineWorker
-from tandem.sdk.exceptions import EngineShutdown
 from tandem.sdk.worker.targets import load_class
 
 logger = logging.getLogger(__name__)

@@ -19,6 +19,7 @@ from tandem.runtime.errors import TandemError
 from tandem.runtime.process.lifecycle import Lifecycle, State
 from tandem.runtime.tasks import cancel, keep_running
 from tandem.sdk.engine.disaggregation import DisaggregationMode
+from tandem.sdk.engine.errors import EngineShutdown
 from tandem.sdk.engine.llm_engine import LLMEngine
 from tandem.sdk.engine.metrics import EngineGauges, EngineMetrics, SnapshotPublisher
 from tandem.sdk.engine.types import EngineConfig
@@ -29,7 +30,6 @@ from tandem.sdk.engine_worker.load import EngineLoad
 from tandem.sdk.engine_worker.prefill_stage import PrefillStage
 from tandem.sdk.engine_worker.ranks import Ranks
 from tandem.sdk.engine_worker.text import text_answers
-from tandem.sdk.exceptions import EngineShutdown
 from tandem.sdk.health.canary import Canary
 from tandem.sdk.health.system_server import Actions, SystemServer, system_port
 from tandem.sdk.kv.sources import kv_publishers

@@ -1,11 +1,11 @@
 """The transports by their names in the config."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
+
+from tandem.transfer.config import Backend
 
 if TYPE_CHECKING:
     from tandem.transfer.transport import Transport
-
-Backend = Literal["nixl", "ucx", "loopback"]
 
 
 def open_transport(backend: Backend, name: str) -> "Transport":

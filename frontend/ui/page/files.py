@@ -15,7 +15,7 @@ class PageFile(NamedTuple):
 
 
 def _read() -> Iterator[tuple[str, PageFile]]:
-    for path in sorted((Path(__file__).parent / "page").iterdir()):
+    for path in sorted(Path(__file__).parent.iterdir()):
         if path.suffix in _TYPES:
             name = "/ui" if path.name == "index.html" else f"/ui/{path.name}"
             yield name, PageFile(path.read_bytes(), _TYPES[path.suffix])

@@ -108,7 +108,7 @@ def test_tokens_and_logits_are_those_of_the_eager_pass(
     kind: str, values: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = save(tmp_path, kind, values)
-    caplog.set_level(logging.DEBUG, "tandem.engine.models")
+    caplog.set_level(logging.DEBUG, "tandem.engine.transformers_models")
     engine = make_engine(tmp_path, max_num_batched_tokens=24, prefill_chunk_tokens=5)
     assert ("called as modules" in caplog.text) == (kind in CALLED_AS_MODULES)
     assert ("stays as it is" not in caplog.text) == (kind in FUSED)

@@ -35,6 +35,7 @@ from tests.test_layout import ROOMS, ROOT, parsed, sources
 OWN_DECODING = {
     "frontend/anthropic": "a client's body",
     "frontend/bodies": "a client's body, whose parts and sizes are counted",
+    "frontend/chat": "a client's body",
     "frontend/generation/plan.py": "a client's header",
     "frontend/openai": "a client's body",
     "frontend/tokens/chat_forms.py": "a client's history",

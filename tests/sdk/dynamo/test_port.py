@@ -70,7 +70,8 @@ def test_relative_imports_are_changed_if_their_package_is_given() -> None:
     assert port(source).source == source
     ported = port(source, "dynamo.common.backend")
     assert ported.source == (
-        "from tandem.sdk.worker import telemetry as t\nfrom tandem.sdk.engine_worker.run import run\n"
+        "from tandem.sdk.worker import telemetry as t\n"
+        "from tandem.sdk.engine_worker.run import run\n"
         "from ..constants import X\n"
     )
     assert [each.module for each in ported.unported] == ["dynamo.common.constants"]

@@ -1,0 +1,1 @@
+"""Architectures as tables, and the sizes that a model's config.json gives them. No weights."""

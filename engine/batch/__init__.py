@@ -1,0 +1,1 @@
+"""The batch rows of a step: packed on the host, and uploaded."""

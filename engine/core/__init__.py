@@ -1,0 +1,1 @@
+"""The engine, its thread, its first costs, and the seam to its runner."""

@@ -1,0 +1,1 @@
+"""The engine's own decoder: layer after layer over the residual stream, calling kernels."""

@@ -1,0 +1,1 @@
+"""The model on its device: which code computes it, its memory, its runner."""

@@ -1,1 +1,0 @@
-"""Weights from files, or random ones, into a model's tensors."""

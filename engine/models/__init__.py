@@ -1,1 +1,0 @@
-"""Architectures as data: configuration, weights and the decoder that computes them."""

@@ -1,0 +1,1 @@
+"""Decoders of transformers' modeling code, with Tandem's attention and products."""

@@ -1,0 +1,1 @@
+"""Weights from safetensors, quantized ones too, or random ones, as fused tensors."""

@@ -1,0 +1,1 @@
+"""The frontend's process: its server, the API of each path, and operators' paths."""

@@ -1,0 +1,1 @@
+"""Metrics, the log line and the trace of each request."""

@@ -1,1 +1,0 @@
-"""The composed configuration, its sources, and its live part."""

@@ -1,0 +1,1 @@
+"""One role in this process."""

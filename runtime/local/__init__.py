@@ -1,0 +1,1 @@
+"""This machine: devices, ports, child processes, NATS and etcd that are started here."""

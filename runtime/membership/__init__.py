@@ -1,0 +1,1 @@
+"""A process in its cluster: its node, its report, and the model files that it sends."""

@@ -1,0 +1,1 @@
+"""One process: its life, log, metrics, progress and HTTP server."""

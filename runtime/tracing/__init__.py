@@ -1,0 +1,1 @@
+"""The stages of requests, and their spans in OpenTelemetry and in trace files."""

@@ -1,0 +1,1 @@
+"""Wire requests to the values of handlers, and back."""

@@ -1,0 +1,1 @@
+"""Transfer agents: threads that move blocks, one per rank, and the links that they measure."""
