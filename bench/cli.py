@@ -21,7 +21,7 @@ from tandem.bench.load.session import Session
 from tandem.bench.load.sides import run_comparison
 from tandem.bench.load.sweep import run_sweep
 from tandem.bench.picture.command import write_report
-from tandem.bench.picture.drawing import write_plot
+from tandem.bench.picture.drawing import require_matplotlib, write_plot
 from tandem.bench.picture.page import write_page
 from tandem.bench.report.document import document, utc_now, write_document
 from tandem.bench.report.options import parse
@@ -74,7 +74,9 @@ def _served_here() -> str:
 async def _run(session: Session, console: Console) -> int:
     started_at = utc_now()
     options = session.options
-    # a file that cannot be read is refused before anything is measured
+    # what cannot be drawn or read is refused before anything is measured
+    if options.plot is not None or options.report is not None:
+        require_matplotlib("--plot" if options.report is None else "--report")
     against = None if options.against is None else read_document(options.against)
     with session.interrupt.installed():
         if options.is_comparison:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.bench.load.runs import Pictured, read_document
+from tandem.bench.picture.drawing import require_matplotlib
 from tandem.bench.picture.page import write_page
 from tandem.bench.report.options import option, parse
 from tandem.runtime.errors import ConfigError
@@ -31,6 +32,7 @@ class ReportOptions:
 def write_report(arguments: Sequence[str]) -> int:
     """Run `tandem bench report` and return its exit status. Raises ConfigError and OSError."""
     options = parse(ReportOptions, "tandem.bench.cli", arguments, prog="tandem bench report")
+    require_matplotlib("report")
     documents = [(path.stem, read_document(path)) for path in options.files]
     write_page(options.report, Pictured.of(documents))
     print(options.report)

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,8 @@ from markupsafe import Markup
 
 from tandem.bench.load.runs import Side
 from tandem.bench.picture.charts import COLORS, HELD, STREAM, Chart, plot_charts, shortened
+from tandem.runtime.errors import ConfigError
+from tandem.runtime.extras import install_command
 
 if TYPE_CHECKING:  # it takes a second to import, and few runs draw
     from matplotlib.figure import Figure
@@ -44,6 +47,12 @@ STYLE: Any = {  # matplotlib's names and values
     "xtick.color": INK,
     "ytick.color": INK,
 }
+
+
+def require_matplotlib(option: str) -> None:
+    """Raise ConfigError where `option` asks for a drawing and matplotlib is not installed."""
+    if find_spec("matplotlib") is None:
+        raise ConfigError(f"{option} needs matplotlib: {install_command('plot')}", param=option)
 
 
 def write_plot(path: Path, sides: Sequence[Side]) -> None:

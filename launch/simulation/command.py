@@ -14,7 +14,7 @@ from tandem.bench.load.metrics import summarize
 from tandem.bench.load.options import BenchOptions
 from tandem.bench.load.places import reason_lines
 from tandem.bench.load.runs import RunFigures, Side
-from tandem.bench.picture.drawing import write_plot
+from tandem.bench.picture.drawing import require_matplotlib, write_plot
 from tandem.config.live import plain
 from tandem.config.model import EffectiveConfig
 from tandem.launch.simulation.cluster import Setup, VirtualCluster
@@ -48,6 +48,8 @@ def run_plan(
     effective: EffectiveConfig, load: LoadOptions, handoff: HandoffOptions, options: PlanOptions
 ) -> None:
     """Simulate every layout and print them. Raises ConfigError and ServiceError."""
+    if options.plot is not None:
+        require_matplotlib("--plot")
     bench = BenchOptions(**asdict(load))
     figures = _worker_figures(effective, options)
     setup = _setup(effective, figures, handoff, load.seed)

@@ -22,7 +22,7 @@ def doubt_of(version: str, hosts: list[str]) -> str:
         return ""
     return (
         f"etcd {version} may lose consistency when it crashes, as its project warns of 3.5.0 to "
-        "3.5.2: run 3.5.3 or newer where several machines share it"
+        "3.5.2: run 3.4.22 or newer, or 3.5.6 or newer, where several machines share it"
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 from tandem.bench.cli import main
 from tandem.bench.client.record import RequestRecord
 from tandem.bench.load.runs import Document, Pictured, read_document
+from tandem.bench.picture import drawing
 from tandem.bench.picture.page import page, rows_of
 from tandem.runtime.errors import ConfigError
 from tests.bench.picture.runs import document, load, side
@@ -115,3 +116,23 @@ def test_a_file_that_is_no_result_is_refused_by_the_field_at_fault(
     with pytest.raises(ConfigError, match=at_fault) as caught:
         read_document(path)
     assert "run.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--url", "http://127.0.0.1:1", "--plot", "run.png"], "--plot"),
+        (["--url", "http://127.0.0.1:1", "--report", "run.html"], "--report"),
+        (["report", "/no/such/file"], "report"),
+    ],
+)
+def test_without_matplotlib_a_drawing_is_refused_before_anything_is_measured(
+    words: list[str],
+    named: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(drawing, "find_spec", lambda name: None)
+    assert main(words) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert f"{named} needs matplotlib: pip install 'matplotlib>=3.8'" in error
