@@ -1,5 +1,6 @@
 # make serve    set everything up and serve the bundled model on 127.0.0.1:8000
 # make test     run the tests          make check    formatter, linter, types
+# make test ROOM=router   run the tests of one folder
 # make test-slow   faults on whole clusters, every mutant of the state machines
 # make install  set up only            make clean    remove what these made
 # make vllm     an environment with vLLM in .venv-vllm; make test-vllm runs the tests that need it
@@ -42,7 +43,7 @@ test test-slow test-vllm: export OMP_NUM_THREADS = 1
 # three files at a time, those first that mostly wait for processes of theirs. A process that dies is
 # not replaced: it ends the run
 test: $(READY_DEV)
-	$(BIN)/python -m pytest -q -m "not slow" -n 3 --dist loadfile \
+	$(BIN)/python -m pytest -q $(ROOM:%=tests/%) -m "not slow" -n 3 --dist loadfile \
 		--no-loadscope-reorder --max-worker-restart 0
 
 # alone: these need both cores
