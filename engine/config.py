@@ -14,6 +14,7 @@ STEP_TOKENS: dict[DeviceKind, int] = {"gpu": 8192, "cpu": 2048}  # most of one s
 # Of a worker that begins as decode worker alone: a placement, and an answer that was handed over,
 # wait for the end of a step of local prompts.
 DECODE_STEP_TOKENS = 2048
+CHUNK_TOKENS: dict[DeviceKind, int] = {"gpu": 2048, "cpu": 512}  # of prompts, beside decodes
 
 
 class EngineConfig(BaseModel):
@@ -59,8 +60,11 @@ class EngineConfig(BaseModel):
         ge=2,
         description="tokens of prompt and answer; None: what the model and KV hold",
     )
-    prefill_chunk_tokens: int = Field(
-        default=512, ge=1, description="most prompt tokens of one step while decodes run"
+    prefill_chunk_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="most prompt tokens of one step while decodes run; None: 2048 on a GPU, 512 on "
+        "a CPU",
     )
     max_step_ms: float | None = Field(
         default=None,
@@ -127,11 +131,16 @@ class EngineConfig(BaseModel):
             )
         return self
 
-    def with_step_tokens(self, default: int) -> "EngineConfig":
-        """Return the configuration with `max_num_batched_tokens`: the configured ones or these."""
-        if self.max_num_batched_tokens is not None:
-            return self
-        return self.model_copy(update={"max_num_batched_tokens": default})
+    def with_step_tokens(self, default: int, beside: int | None = None) -> "EngineConfig":
+        """Return the configuration with the tokens of a step, and those of prompts beside decodes.
+
+        They are the configured ones, or these.
+        """
+        update = {
+            "max_num_batched_tokens": self.max_num_batched_tokens or default,
+            "prefill_chunk_tokens": self.prefill_chunk_tokens or beside,
+        }
+        return self.model_copy(update=update)
 
     def num_threads(self) -> int:
         """Return the number of torch threads: `threads`, or the default on this machine."""

@@ -19,7 +19,7 @@ from tandem.bench.report.setting import Setting
 
 MODULE = "tandem.bench.kernels"
 TESTS = Path(__file__).resolve().parents[2] / "tests" / "kernels"
-TRIAL_TESTS = TESTS / "attention" / "test_prefill_hopper.py"
+HOPPER_TESTS = TESTS / "attention" / "test_prefill_hopper.py"
 TESTS_OF_A_GPU = (  # the others test the simulator, kernels in C, and builds for other chips
     "attention/test_prefill.py",
     "attention/test_decode.py",
@@ -62,10 +62,10 @@ def run_tests(setting: Setting) -> Iterator[Figure]:
     yield from _tests("tests", options)
 
 
-def run_trial_tests(setting: Setting) -> Iterator[Figure]:
-    """Run the tests of the kernel on trial, which may hang."""
+def run_hopper_tests(setting: Setting) -> Iterator[Figure]:
+    """Run the tests of the kernel that is written for one chip."""
     if not setting.is_dry:
-        yield from _tests("tests_hopper", [str(TRIAL_TESTS)])
+        yield from _tests("tests_hopper", [str(HOPPER_TESTS)])
 
 
 def against_torch(figures: Sequence[Figure]) -> Iterator[Figure]:
@@ -97,9 +97,8 @@ PROGRAM = SectionProgram(
         Section("float8", f"{MODULE}.products:run_float8", 45.0, is_optional=True),
         Section("blocks", f"{MODULE}.layers:run_checksum", 45.0),
         Section("sampling", f"{MODULE}.sampling:run", 45.0),
-        # It may hang, and then must cost nothing else: it goes last, on its own.
-        Section("prefill_hopper", f"{MODULE}.prefill:run_hopper", 40.0, is_optional=True),
-        Section("tests_hopper", f"{MODULE}.__main__:run_trial_tests", 45.0, is_optional=True),
+        Section("prefill_hopper", f"{MODULE}.prefill:run_hopper", 40.0),
+        Section("tests_hopper", f"{MODULE}.__main__:run_hopper_tests", 45.0),
     ),
     how=HOW,
     budget_s=345.0,  # so that a run ends within six minutes

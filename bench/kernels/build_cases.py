@@ -80,7 +80,10 @@ def build_cases(arch: int) -> Iterator[BuildCase]:
 
 def _prefill_cases(arch: int) -> Iterator[BuildCase]:
     def launch(shape: AttentionShape, dtype: torch.dtype = DTYPE, **options: Any) -> None:
-        prefill_attention.prefill_attention(*_prefill_inputs(shape, dtype), **options)
+        inputs = _prefill_inputs(shape, dtype)
+        chosen = options.pop("config", None) or prefill_attention.config_for(inputs[1])
+        config = replace(chosen, warp_specialized=False)  # that kernel has cases of its own
+        prefill_attention.prefill_attention(*inputs, config=config, **options)
 
     def launch_hopper(shape: AttentionShape) -> None:
         prefill_attention_hopper.prefill_attention_hopper(*_prefill_inputs(shape, DTYPE))

@@ -21,7 +21,13 @@ from tandem.bench.kernels.cases import (
 from tandem.bench.kernels.pool import Pool, attend, context_of
 from tandem.bench.report.figures import Figure, Target, at_least
 from tandem.bench.report.setting import Setting
-from tandem.kernels.attention.prefill import BLOCKS_OF_64, FIRST_TMA_ARCH, prefill_attention
+from tandem.kernels.attention.prefill import (
+    BLOCKS_OF_64,
+    FIRST_TMA_ARCH,
+    PrefillAttentionConfig,
+    config_for,
+    prefill_attention,
+)
 from tandem.kernels.tuned import architecture
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
@@ -51,7 +57,7 @@ def run(setting: Setting) -> Iterator[Figure]:
 
 
 def run_hopper(setting: Setting) -> Iterator[Figure]:
-    """Measure the kernel on trial, which may hang; nothing but on the chip that it is for."""
+    """Measure the kernel that is written for one chip; nothing on another."""
     if setting.is_dry or torch.cuda.get_device_capability(setting.device) != (9, 0):
         return
     # Imported here: elsewhere the compiler may lack its features.
@@ -93,6 +99,12 @@ def run_hopper(setting: Setting) -> Iterator[Figure]:
     yield from measure_groups(groups, setting)
 
 
+def _by_threads(*arguments: Any, config: PrefillAttentionConfig | None = None) -> None:
+    """Launch prefill attention without the kernel that is written for one chip."""
+    chosen = config or config_for(arguments[1])
+    prefill_attention(*arguments, config=replace(chosen, warp_specialized=False))
+
+
 def _whole_prompts(name: str, length: int, setting: Setting) -> Iterator[Case]:
     length = setting.size(length, 40)
     for block_size in BLOCK_SIZES[: setting.size(len(BLOCK_SIZES), 2)]:
@@ -105,6 +117,7 @@ def _whole_prompts(name: str, length: int, setting: Setting) -> Iterator[Case]:
                 setting,
                 shuffled=kind == "paged",
                 target=target,
+                attention=_by_threads,
             )
     if setting.is_dry or architecture() >= FIRST_TMA_ARCH:
         case = prefill_case(

@@ -10,7 +10,7 @@ from collections.abc import Sequence as SequenceOf
 
 from tandem.engine.core.engine import Engine
 from tandem.engine.schedule.sequence import Chunk, Sequence
-from tandem.engine.schedule.step_cost import StepCost, StepWork, work_of
+from tandem.engine.schedule.step_cost import AT_FLOOR, StepCost, StepWork, work_of
 from tandem.runtime.wire.cluster_messages import StepCosts
 from tandem.runtime.wire.messages import SamplingParams, StopConditions
 
@@ -29,26 +29,31 @@ def measure_costs(engine: Engine) -> None:
     A model that fails is left to the first request, whose error says so.
     """
     scheduler, pool = engine.scheduler, engine.block_pool
-    max_step_s, has_cache = scheduler.step_cost.max_step_s, pool.enable_prefix_cache
+    before, has_cache = scheduler.step_cost, pool.enable_prefix_cache
+    max_step_s, has_floor = before.max_step_s, before.has_floor
     pool.enable_prefix_cache = False
     num_fitting = pool.num_blocks // pool.num_groups * pool.block_size // 2
     longest = min(engine.max_model_len - NUM_TOKENS, num_fitting)
     lengths = [length for length in LENGTHS if length <= longest] or [max(1, longest)]
     try:
         _run(engine, lengths[:1])  # not learned from: it loads what later steps find loaded
-        scheduler.step_cost = apart = _MixedApart(max_step_s)
+        scheduler.step_cost = apart = _MixedApart(max_step_s, has_floor=has_floor)
         _measure(engine, lengths)
     finally:
         pool.enable_prefix_cache = has_cache
     costs = apart.as_reported(engine)
-    scheduler.step_cost = StepCost(max_step_s) if costs is None else StepCost.known(costs)
+    if costs is None:
+        scheduler.step_cost = StepCost(max_step_s, has_floor=has_floor)
+    else:
+        scheduler.step_cost = StepCost.known(costs)
+        scheduler.step_cost.is_guessed = apart.is_guessed
 
 
 class _MixedApart(StepCost):
     """Learns from steps of prompts and from steps of decodes; keeps those of both apart."""
 
-    def __init__(self, max_step_s: float) -> None:
-        super().__init__(max_step_s)
+    def __init__(self, max_step_s: float, *, has_floor: bool) -> None:
+        super().__init__(max_step_s, has_floor=has_floor)
         self._mixed: list[tuple[StepWork, float]] = []
 
     def observe(self, chunks: list[Chunk], seconds: float) -> None:
@@ -64,7 +69,8 @@ class _MixedApart(StepCost):
         shares = []
         for work, seconds in self._mixed:
             prompts_s = self._prompts.predict(work.prompt_features())
-            if (smaller_s := min(constant_s, prompts_s)) > 0:
+            smaller_s = min(constant_s, prompts_s)
+            if smaller_s > 0 and seconds > AT_FLOOR * self.floor_s:
                 hidden_s = self._decoding_s(work) + prompts_s - seconds
                 shares.append(min(max(hidden_s / smaller_s, 0.0), 1.0))
         self.hidden_share = statistics.median(shares) if shares else 0.0

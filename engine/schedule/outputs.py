@@ -146,4 +146,5 @@ def _step_costs(scheduler: Scheduler) -> StepCosts | None:
         cost.has_target,
         cost.ttft_target_s,
         cost.hidden_share,
+        cost.floor_s,
     )

@@ -9,7 +9,7 @@ add ─▶ waiting ─start─▶ running ─finish─▶ gone, or exported unti
 from collections import OrderedDict
 from itertools import chain
 
-from tandem.engine.config import EngineConfig
+from tandem.engine.config import CHUNK_TOKENS, EngineConfig
 from tandem.engine.schedule.block_pool import BlockPool
 from tandem.engine.schedule.block_tables import cover_chunk, extend_table, free_passed
 from tandem.engine.schedule.invariants import check_scheduler
@@ -48,7 +48,7 @@ class Scheduler:
         # A decode step has a token for each batch row: there are no more rows than its tokens.
         self.max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
         self.max_num_batched_tokens = config.max_num_batched_tokens
-        self.prefill_chunk_tokens = config.prefill_chunk_tokens
+        self.prefill_chunk_tokens = config.prefill_chunk_tokens or CHUNK_TOKENS["cpu"]
         self.num_watermark_blocks = max(1, int(pool.num_blocks * WATERMARK_FRACTION))
         self.waiting: OrderedDict[str, Sequence] = OrderedDict()
         self.running: dict[str, Sequence] = {}  # oldest first

@@ -3,7 +3,9 @@
 The model is linear: the cost of decodes (a constant, each sequence, its context), and the further
 cost of prompt tokens (a constant, each token, its context). A device that reads the weights while
 it multiplies hides the smaller of the decodes' constant and the prompts' cost in a step with both:
-the share of it that is hidden is measured once. Pure.
+the share of it that is hidden is measured once. A GPU waits for the launches of a step with
+prompts, which no graph replays: below that floor tokens cost nothing, and steps there tell nothing
+of their cost. Pure.
 """
 
 import math
@@ -24,6 +26,8 @@ FIRST_TOKENS = 64  # beside decodes, before anything was measured
 DECAY = 0.95  # weight of an observation after one more
 SURPRISE = 0.15  # relative error of a prediction from which the past counts for little
 DECAY_AT_A_SURPRISE = 0.6
+AT_FLOOR = 1.25  # times the floor: steps up to there may have waited for their launches
+FLOOR_GROWTH = 1.01  # a step: the floor is the shortest of the last steps with prompts
 OUTLIER = 4.0  # times the prediction, plus the longest step: longer times are cut to this
 NUM_OBSERVED = 64  # first steps that are all observed
 DECODES_OBSERVED_EVERY = 8  # after these: steps without prompts are many and alike
@@ -108,8 +112,11 @@ class LinearCost:
 class StepCost:
     """The number of prompt tokens that fit into a step with decodes of at most `max_step_s`."""
 
-    def __init__(self, max_step_s: float) -> None:
+    def __init__(self, max_step_s: float, *, has_floor: bool = False) -> None:
         self.max_step_s = max_step_s
+        self.has_floor = has_floor
+        self.floor_s = 0.0  # of a step with prompts; 0: not known, or there is none
+        self.is_guessed = has_floor  # no prompt's step was longer than the floor so far
         self.has_target = False  # `max_step_s` is no longer than a target of the config
         self.ttft_target_s: float | None = None  # of the config, for those who choose a worker
         self._decodes = LinearCost(3, max_step_s)
@@ -128,6 +135,7 @@ class StepCost:
         per_step, per_token, per_context = costs.prompt_s
         cost._prompts.begin_with([per_step, per_token * TOKENS, per_context * TOKEN_CONTEXT])
         cost.hidden_share = costs.hidden_share
+        cost.has_floor, cost.floor_s = costs.prompt_floor_s > 0, costs.prompt_floor_s
         cost._num_proven_tokens = costs.max_tokens_beside
         return cost
 
@@ -152,13 +160,29 @@ class StepCost:
         if work.num_prompt_tokens == 0:
             self._decodes.observe(work.decode_features(), seconds)
             return
-        if seconds <= self.max_step_s:
+        is_at_floor = self._is_at_floor(seconds)
+        if seconds <= self.max_step_s or is_at_floor:
             self._num_proven_tokens = max(self._num_proven_tokens, work.num_prompt_tokens)
         elif work.num_decodes:
             fitting = work.num_prompt_tokens * SAFETY * self.max_step_s / seconds
             self._num_proven_tokens = max(FLOOR_TOKENS // 2, int(fitting / 2))
-        prompts_s = seconds - self._decoding_s(work) + self._hidden_s(work)
-        self._prompts.observe(work.prompt_features(), max(0.0, prompts_s))
+        prompts_s = max(0.0, seconds - self._decoding_s(work) + self._hidden_s(work))
+        if is_at_floor and 0 < self._prompts.predict(work.prompt_features()) <= prompts_s:
+            return
+        if self.is_guessed:
+            self._prompts = LinearCost(3, self.max_step_s)
+            if is_at_floor:  # a token takes no more than this
+                self._prompts.begin_with([0.0, prompts_s * TOKENS / work.num_prompt_tokens, 0.0])
+                return
+            self.is_guessed = False
+        self._prompts.observe(work.prompt_features(), prompts_s)
+
+    def _is_at_floor(self, seconds: float) -> bool:
+        """Return whether a step with prompts was as short as its launches; learn the floor."""
+        if not self.has_floor:
+            return False
+        self.floor_s = min(seconds, FLOOR_GROWTH * self.floor_s) if self.floor_s else seconds
+        return seconds <= AT_FLOOR * self.floor_s
 
     def _hidden_s(self, work: StepWork) -> float:
         """Return the seconds of a step with decodes and prompts that neither adds to the other."""
@@ -173,7 +197,7 @@ class StepCost:
         The first prompt of a step gets FLOOR_TOKENS even where there is no room.
         """
         constant, per_token, per_context = self._prompts.weights
-        left_s = SAFETY * self.max_step_s - self._decoding_s(work) - constant
+        left_s = max(SAFETY * self.max_step_s, self.floor_s) - self._decoding_s(work) - constant
         left_s += self.hidden_share * self._decodes.weights[0]
         per_token, per_context = per_token / TOKENS, per_context / TOKEN_CONTEXT
         left_s -= work.num_prompt_tokens * per_token + work.prompt_context * per_context

@@ -13,6 +13,7 @@ from tandem.kernels.tuned import INTERPRETED, architecture, num_multiprocessors,
 
 MIN_DOT_ROWS = 16  # tl.dot takes no tile with fewer rows
 FIRST_TMA_ARCH = 90
+HOPPER_ARCH = 90
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # a block's, CUDA guide 16.2
 MAX_REGISTERS = 255  # a thread's
 
@@ -151,7 +152,10 @@ def default_config(head_dim: int, element_bytes: int, block_size: int) -> Prefil
         return PrefillAttentionConfig(128, 32, 8, 4, use_tma=block_size % 32 == 0, persistent=True)
     use_tma = block_size % 128 == 0
     tokens = 128 if use_tma or arch < 100 else 64  # Blackwell's builds take more shared memory
-    return PrefillAttentionConfig(128, tokens, 8, 3, use_tma=use_tma, persistent=True)
+    is_hopper = arch == HOPPER_ARCH and block_size >= 64  # blocks of 16: not measured
+    return PrefillAttentionConfig(
+        128, tokens, 8, 3, use_tma=use_tma, persistent=True, warp_specialized=is_hopper
+    )
 
 
 def candidates(

@@ -138,6 +138,7 @@ class StepCosts(Message, frozen=True, tag=False):
     ttft_target_s: Seconds | None = None  # of the first token, by the config
     # Of the smaller of the decodes' constant and the prompts' cost, in a step with both.
     hidden_share: Share = 0.0
+    prompt_floor_s: Seconds = 0.0  # that a step with prompts takes, however few; 0: none is known
 
 
 class LoadReport(Message, frozen=True):

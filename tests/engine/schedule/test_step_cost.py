@@ -80,6 +80,46 @@ def test_a_long_prompt_never_takes_decodes_over_the_limit_and_uses_most_of_it() 
     assert steps[-2][0] < steps[8][0]  # the further the prompt, the dearer its tokens
 
 
+def launched(seconds: Callable[[list[Chunk]], float], floor_s: float) -> Callable[..., float]:
+    """The same of a device that waits for the launches of every step with prompts."""
+    return lambda chunks: max(seconds(chunks), floor_s if work_of(chunks).num_prompt_tokens else 0)
+
+
+def knowing_its_floor(seconds: Callable[[list[Chunk]], float]) -> StepCost:
+    """A cost that has seen prompts alone, as a worker's start measures them."""
+    cost = StepCost(LIMIT_S, has_floor=True)
+    for length in (32, 128, 512, 2048):
+        cost.observe([prompt(0, length)], seconds([prompt(0, length)]))
+    return cost
+
+
+@pytest.mark.parametrize("floor_s", [0.034, 0.06])
+def test_tokens_that_cost_no_more_than_the_launches_do_are_taken(floor_s: float) -> None:
+    seconds = launched(device(), floor_s)
+    steps = prefill_beside(knowing_its_floor(seconds), seconds, 64, 32_768)
+    longest_s = max(LIMIT_S, floor_s)
+    assert max(took for _, took in steps) <= 1.5 * longest_s  # at the floor little is learned
+    assert max(took for _, took in steps[9:]) <= 1.05 * longest_s
+    assert min(count for count, _ in steps[:16]) > 700
+    assert steps[16][0] > steps[-2][0]  # the further the prompt, the dearer its tokens
+
+
+def test_steps_at_the_floor_change_no_cost() -> None:
+    cost = knowing_its_floor(launched(device(), 0.034))
+    known = cost.prompt_s
+    for count in (16, 64, 300):
+        cost.observe([*decodes(8), prompt(0, count)], 0.034)
+    assert cost.prompt_s == known
+    assert cost.floor_s == pytest.approx(0.034, rel=0.05)
+
+
+def test_a_floor_that_a_slow_moment_showed_is_soon_lower() -> None:
+    cost = StepCost(LIMIT_S, has_floor=True)
+    cost.observe([prompt(0, 32)], 2.0)
+    cost.observe([prompt(0, 32)], 0.01)
+    assert cost.floor_s == 0.01
+
+
 def test_prompts_go_on_where_decodes_alone_take_longer_than_the_limit() -> None:
     steps = prefill_beside(StepCost(LIMIT_S), device(base_s=0.08), 32, 400)
     assert {count for count, _ in steps[3:]} == {FLOOR_TOKENS}
