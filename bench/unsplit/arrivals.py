@@ -1,6 +1,8 @@
 """The loads of simulated comparisons, at any rate: corners of lengths, and traces."""
 
+import itertools
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -67,8 +69,8 @@ def of_trace(
 ) -> Arrivals:
     """Return `seconds` of a trace from a place that `seed` chooses, scaled to `rate` requests/s.
 
-    Raises ConfigError for a bad file, or one with too few requests. Requests that no worker can
-    hold are left out.
+    Requests of one tick of its clock are spread over it. Those that no worker can hold are left
+    out. Raises ConfigError for a bad file, or one with too few requests.
     """
     requests = _requests(path, block_size, max_tokens)
     num_wanted = max(2, round(rate * seconds))
@@ -76,18 +78,35 @@ def of_trace(
     if first + num_wanted > len(requests):
         raise ConfigError(f"trace {path}: too short for {num_wanted} requests: fewer --seconds")
     chosen = requests[first : first + num_wanted]
-    start_s, end_s = chosen[0].offset_s or 0.0, chosen[-1].offset_s or 0.0
+    (_, start_s), (_, end_s) = chosen[0], chosen[-1]
     if not end_s > start_s:
         raise ConfigError(f"trace {path}: {num_wanted} requests arrive all at once")
     scale = seconds / (end_s - start_s)
-    return [(each, ((each.offset_s or 0.0) - start_s) * scale) for each in chosen]
+    return [(each, (at_s - start_s) * scale) for each, at_s in chosen]
 
 
 @cache
-def _requests(path: Path, block_size: int, max_tokens: int) -> Sequence[PlannedRequest]:
+def _requests(path: Path, block_size: int, max_tokens: int) -> Arrivals:
     workload = TraceWorkload(str(path), read_trace(path))
+    requests = list(requests_of_trace(workload, block_size))
+    times = _spread([each.offset_s or 0.0 for each in requests])
     return [
-        each
-        for each in requests_of_trace(workload, block_size)
+        (each, at_s)
+        for each, at_s in zip(requests, times, strict=True)
         if each.num_prompt_tokens + each.num_answer_tokens <= max_tokens
     ]
+
+
+def _spread(times: Sequence[float]) -> list[float]:
+    """Return ascending times, those of one moment spread evenly up to the next moment.
+
+    Traces count in ticks, as of 3 s, in which dozens of requests came.
+    """
+    moments = sorted(set(times))
+    later = dict(itertools.pairwise(moments))
+    counts, seen, spread = Counter(times), Counter[float](), []
+    for at_s in times:
+        gap_s = later.get(at_s, at_s) - at_s
+        spread.append(at_s + gap_s * seen[at_s] / counts[at_s])
+        seen[at_s] += 1
+    return spread

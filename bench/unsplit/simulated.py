@@ -170,9 +170,9 @@ class Comparison:
 
     def _keeps(self, name: str, seed: int, rate: float) -> bool:
         """Return True if a run keeps the targets. It is cut off where it cannot any more."""
-        arrivals, slos = self.arrivals(rate, seed), self._options.slos
-        if len(arrivals) < LEAST_REQUESTS:
+        if rate * self._options.seconds < LEAST_REQUESTS:
             return False
+        arrivals, slos = self.arrivals(rate, seed), self._options.slos
         from_s = WARM_UP_SHARE * self._options.seconds
         counted = Counter(self._kind(each) for each, at_s in arrivals if at_s >= from_s)
         left = {kind: int((1 - SHARE_KEPT) * number) for kind, number in counted.items()}

@@ -1,5 +1,6 @@
 """Simulated comparisons: their loads, the search for a rate, and the program."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -78,6 +79,14 @@ def test_rates_of_all_contenders_are_compared_in_tables_and_a_document(
     text = capsys.readouterr().out
     assert "| long in, short out | " in text and "(1P 1D)" in text
     assert text.count("| long in, short out | default |") == 2
+
+
+def test_requests_of_one_tick_of_a_trace_are_spread_over_it(tmp_path: Path) -> None:
+    entries = [(3000.0 * (i // 4), 64, 8, [i]) for i in range(40)]
+    trace = write_trace(tmp_path / "ticks.jsonl", *entries)
+    arrivals = of_trace(trace, 0.8, 15.0, 1, 64, 1024)
+    gaps_s = [later - at_s for (_, at_s), (_, later) in itertools.pairwise(arrivals)]
+    assert gaps_s == pytest.approx([15.0 / 11] * 11)
 
 
 @pytest.mark.parametrize(
