@@ -30,6 +30,7 @@ class Profile(BaseModel):
     context_s: NonNegativeFloat  # attention of a decode, for each token of its context
     row_s: NonNegativeFloat  # each drawn token
     tile_tokens: PositiveInt = 1  # products are computed for a multiple of these
+    is_additive: bool = False  # a device that reads no weights while it computes products
     kv_bytes_per_token: PositiveInt
     kv_tokens: PositiveInt  # that the pool holds
     link_bytes_per_s: PositiveFloat
@@ -40,13 +41,17 @@ class Profile(BaseModel):
         """Return the seconds of a step that draws `num_rows` tokens.
 
         The weights are read while products of earlier ones are computed: the longer of the two
-        counts. `num_decodes_computed` are the decodes, or the graph's size where one is replayed.
+        counts, or their sum where `is_additive`. `num_decodes_computed` are the decodes, or the
+        graph's size where one is replayed.
         """
         num_tokens = num_decodes_computed + work.num_prompt_tokens
         if work.num_prompt_tokens:
             num_tokens = -(-num_tokens // self.tile_tokens) * self.tile_tokens
         attention_s = self.position_s * work.prompt_context + self.context_s * work.decode_context
-        layers_s = max(self.weights_s, self.token_s * num_tokens)
+        products_s = self.token_s * num_tokens
+        layers_s = max(self.weights_s, products_s)
+        if self.is_additive:
+            layers_s = self.weights_s + products_s
         return self.step_s + layers_s + attention_s + self.row_s * num_rows
 
 

@@ -25,8 +25,8 @@ PLANNED_SHARE = 0.9  # of the longest step, as the scheduler plans it
 FLOOR_TOKENS = 16  # of prompts in a step, however long its decodes take
 PACKED_SHARE = 0.85  # of the longest step, that answers with a target take on few workers
 FILLED_SHARE = 0.9  # of the blocks, that they take there
-PACKING_GAIN = 1.2  # times the time for prompts, from which answers stand on few workers
-PRESSING_SHARE = 0.15  # of the time that answers on all workers leave prompts
+PACKING_GAIN = 1.2  # times sooner, that answers without a target get their tokens on few workers
+PRESSING_SHARE = 0.3  # of the time that answers on all workers leave prompts
 SHARE_TRIED = 0.02  # of prompts, at an idle worker whose learned costs may be old
 SHARE_UNBEARABLE = 0.1  # of these, at one that seems slower than MAX_SLOWNESS for the prompt
 MAX_SLOWNESS = 4.0  # times the fastest of several workers, that any of them counts as
@@ -222,8 +222,8 @@ def num_holding(
 
     Spread over all workers, answers and prompts share each worker's time. With a target of the time
     between tokens prompts get what it leaves of each step; where they need much of that, few
-    workers hold the answers, in steps of PACKED_SHARE of the longest, if that leaves prompts
-    clearly more in all. Without a target answers wait for prompts; few workers hold them where each
+    workers hold the answers, in steps of PACKED_SHARE of the longest, if that leaves prompts more
+    in all. Without a target answers wait for prompts; few workers hold them where each
     then gets its tokens clearly sooner, and the others have the time for all prompts.
     """
     share = 1 / num_workers
@@ -243,7 +243,7 @@ def num_holding(
     num_held = min(max(1, math.ceil(max(by_time, by_room, by_rows))), num_workers)
     packed_s = decode_step_s(costs, math.ceil(num_answers / num_held), int(context / num_held))
     packed = num_workers - num_held + num_held * _share_left(costs, packed_s)
-    needed = PACKING_GAIN * num_workers * left if costs.has_target else PACKING_GAIN * prompt_rate
+    needed = num_workers * left if costs.has_target else PACKING_GAIN * prompt_rate
     return num_held if packed > needed else num_workers
 
 

@@ -10,7 +10,10 @@ _ENGINE = "0"  # the index of a vLLM server's engine
 
 
 class WorkerMetrics:
-    """The prompt tokens in hand, and the engine's load under the names of vLLM's metrics."""
+    """The prompt tokens in hand, and the engine's load under the names of vLLM's metrics.
+
+    Workers of emulated devices add how late their host was.
+    """
 
     def __init__(self, model: str, block_size: int) -> None:
         self._block_size, self._labels = block_size, (model, _ENGINE)
@@ -21,6 +24,14 @@ class WorkerMetrics:
         self._running_tokens = tokens.labels(model, "running")
         self._waiting_tokens = tokens.labels(model, "waiting")
         self._remote_tokens = tokens.labels(model, "remote")
+        self._late_share = gauge(
+            "worker_emulated_late_share",
+            "Time by which the host was late, over the time of all emulated steps",
+            ["model"],
+        )
+        self._worst_late = gauge(
+            "worker_emulated_worst_late_seconds", "Longest delay of an emulated step", ["model"]
+        )
         self._running = self._gateway_series("num_requests_running", "Sequences that are computed")
         self._waiting = self._gateway_series("num_requests_waiting", "Sequences that wait")
         self._usage = self._gateway_series(
@@ -49,3 +60,9 @@ class WorkerMetrics:
         self._usage.set(usage)
         self._old_usage.set(usage)
         self._cache.labels(str(self._block_size), str(load.num_blocks), *self._labels).set(1)
+
+    def emulated(self, late_share: float, worst_late_s: float) -> None:
+        """Record how late the host of an emulated device was since its start."""
+        model, _ = self._labels
+        self._late_share.labels(model).set(late_share)
+        self._worst_late.labels(model).set(worst_late_s)

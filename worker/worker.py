@@ -249,6 +249,9 @@ class Worker:
     async def _measured_load(self) -> LoadStats:
         self.last_load = load = await self.load()
         self._metrics.loaded(load)
+        if self._emulated is not None:
+            clock = self._emulated.clock
+            self._metrics.emulated(clock.late_share, clock.worst_late_s)
         self.roles.loaded(load)
         return load
 

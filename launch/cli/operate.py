@@ -146,6 +146,10 @@ def plan(
     model: Annotated[
         str, typer.Option(help="Take the costs of this model's workers; needed where several run.")
     ] = "",
+    emulate: Annotated[
+        str | None,
+        typer.Option(help="Profile of a device, as tandem serve takes it: steps and links of it."),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the best layout's topology.")
     ] = None,
@@ -154,14 +158,18 @@ def plan(
 ) -> None:
     """Simulate a load on every layout of some workers, and find the best one.
 
-    The costs of steps come from a running worker, or from --costs. Nothing is started.
+    The costs of steps come from a running worker, from --costs, or from the profile that --emulate
+    names. Nothing is started.
     """
     from tandem.launch.simulation.command import PlanOptions, run_plan
 
-    effective = session.load() if costs is not None else session.load_for_cluster()
-    if costs is not None and model:
-        raise ConfigError("--model and --costs exclude each other: a file has its own costs")
-    options = PlanOptions(workers, costs, model, output, plot, as_json)
+    given = [
+        name for name, each in (("costs", costs), ("emulate", emulate), ("model", model)) if each
+    ]
+    if len(given) > 1:
+        raise ConfigError(f"--{given[0]} and --{given[1]} exclude each other: each has costs")
+    effective = session.load() if costs or emulate else session.load_for_cluster()
+    options = PlanOptions(workers, costs, model, emulate, output, plot, as_json)
     run_plan(effective, load, handoff, options)
 
 

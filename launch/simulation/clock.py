@@ -10,6 +10,7 @@ class VirtualClock:
 
     def __init__(self) -> None:
         self.now_s = 0.0
+        self._is_stopped = False
         self._order = itertools.count()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
 
@@ -22,7 +23,11 @@ class VirtualClock:
         heapq.heappush(self._events, (when_s, next(self._order), act))
 
     def run(self) -> None:
-        """Go from event to event until none is left."""
-        while self._events:
+        """Go from event to event until none is left, or until `stop`."""
+        while self._events and not self._is_stopped:
             self.now_s, _, act = heapq.heappop(self._events)
             act()
+
+    def stop(self) -> None:
+        """End `run` after the event that it is at."""
+        self._is_stopped = True

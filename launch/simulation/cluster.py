@@ -2,13 +2,14 @@
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 from tandem.bench.client.record import RequestRecord
 from tandem.decode.admission import decide, without_room
 from tandem.decode.config import DisaggConfig
+from tandem.emulation.profile import Profile
 from tandem.launch.simulation.clock import VirtualClock
 from tandem.launch.simulation.handoffs import Handoffs
 from tandem.launch.simulation.layout import Layout
@@ -21,11 +22,20 @@ from tandem.launch.simulation.worker import (
 )
 from tandem.prefill.config import PrefillConfig
 from tandem.router.config import RouterConfig
-from tandem.router.policy import Router
+from tandem.router.policy import Router, RoutingDecision
 from tandem.router.predict import PlaceLoad
 from tandem.runtime.wire.block_hash import num_blocks_of
 
 REPORT_INTERVAL_S = 0.25  # between the load reports of a worker
+
+
+def _ignore(num_finished: int) -> None:
+    """Show no progress."""
+
+
+def _always(record: RequestRecord) -> bool:
+    """Go on."""
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +48,7 @@ class Setup:
     router: RouterConfig
     handoff: HandoffTime
     seed: int
+    device: Profile | None = None  # whose time steps take; None: that of the figures' costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +81,8 @@ class VirtualCluster:
         ]
         for worker in self.workers:
             worker.aim(self._config.itl_target_ms, self._config.ttft_target_ms)
+            if setup.device is not None:
+                worker.emulate(setup.device)
         self._decoders = {each.name: each for each in self.workers if each.role != "prefill"}
         self._handoffs = Handoffs(
             [each for each in self.workers if each.role != "decode"],
@@ -92,20 +105,40 @@ class VirtualCluster:
         self._is_reporting = False
         self._send_next: Callable[[], None] | None = None  # of a closed loop
         self._on_progress: Callable[[int], None] = _ignore
+        self._goes_on: Callable[[RequestRecord], bool] = _always
+        self._is_cut_off = False
 
     def run(self, load: PlannedLoad, on_progress: Callable[[int], None]) -> Outcome:
         """Send the load and wait for all answers; `on_progress` gets the number of finished ones.
 
         Raises ConfigError for a request that no worker can hold.
         """
+        if load.plan.concurrency is None:
+            return self.replay(load.arrivals(), on_progress)
         self._on_progress = on_progress
         self._report()
-        if load.plan.concurrency is not None:
-            self._start_closed_loop(load, load.plan.concurrency)
-        else:
-            self._await_next(load.arrivals())
+        self._start_closed_loop(load, load.plan.concurrency)
+        return self._outcome()
+
+    def replay(
+        self,
+        arrivals: Iterable[tuple[PlannedRequest, float]],
+        on_progress: Callable[[int], None] = _ignore,
+        goes_on: Callable[[RequestRecord], bool] = _always,
+    ) -> Outcome:
+        """Send requests, each at its seconds after the start, and wait for all answers.
+
+        The run is cut off at an answer for whose record `goes_on` is False.
+        """
+        self._on_progress, self._goes_on = on_progress, goes_on
+        self._report()
+        self._await_next(iter(arrivals))
+        return self._outcome()
+
+    def _outcome(self) -> Outcome:
         self._clock.run()
-        assert self._num_finished == len(self._records), "an answer was lost"
+        if not self._is_cut_off:
+            assert self._num_finished == len(self._records), "an answer was lost"
         return Outcome(self._layout, self._records, [worker.busy_s for worker in self.workers])
 
     # ---- arrivals -------------------------------------------------------------------------
@@ -147,12 +180,17 @@ class VirtualCluster:
         names = list(self._decoders)
         num_blocks = num_blocks_of(request.num_prompt_tokens, self._block_size)
         hashes = request.hashes if self._router.heeds_prefix(names) else []
-        choice = self._router.choose(names, hashes, num_blocks)
+        choice = self._choose(names, hashes, num_blocks)
         self._router.started(str(request.index), choice, num_blocks)
         worker = self._decoders[choice.instance_id]
         worker.own_prompts.add(str(request.index))
         worker.post(partial(self._place, worker, request, record))
         self._keep_reporting()
+
+    def _choose(self, names: list[str], hashes: list[bytes], num_blocks: int) -> RoutingDecision:
+        if self._layout.in_turn:
+            return RoutingDecision(names[(len(self._records) - 1) % len(names)], 0, "in turn")
+        return self._router.choose(names, hashes, num_blocks)
 
     # ---- one request ----------------------------------------------------------------------
 
@@ -196,7 +234,10 @@ class VirtualCluster:
         self._num_finished += 1
         self._router.finished(seq.request_id)
         self._on_progress(self._num_finished)
-        if self._send_next is not None:
+        if not self._goes_on(record):
+            self._is_cut_off = True
+            self._clock.stop()
+        elif self._send_next is not None:
             self._clock.after(0.0, self._send_next)
 
     # ---- reports --------------------------------------------------------------------------
@@ -221,7 +262,3 @@ class VirtualCluster:
             self._handoffs.reported(worker, PlaceLoad.of(report))
             if worker.name in self._decoders:
                 self._router.update_load(report, self._block_size)
-
-
-def _ignore(num_finished: int) -> None:
-    """Show no progress."""

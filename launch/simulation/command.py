@@ -17,7 +17,9 @@ from tandem.bench.load.runs import RunFigures, Side
 from tandem.bench.picture.drawing import require_matplotlib, write_plot
 from tandem.config.live import plain
 from tandem.config.model import EffectiveConfig
+from tandem.emulation.profile import Profile, load_profile
 from tandem.launch.simulation.cluster import Setup, VirtualCluster
+from tandem.launch.simulation.emulated import figures_of_profile, handoff_time_of
 from tandem.launch.simulation.figures import LayoutFigures, best_of, figures_of, table_of
 from tandem.launch.simulation.layout import Layout, layouts_of
 from tandem.launch.simulation.load import PlannedLoad
@@ -39,6 +41,7 @@ class PlanOptions:
     num_workers: int
     costs: Path | None
     model: str
+    emulate: str | None  # profile of a device
     output: Path | None
     plot: Path | None
     as_json: bool
@@ -51,8 +54,9 @@ def run_plan(
     if options.plot is not None:
         require_matplotlib("--plot")
     bench = BenchOptions(**asdict(load))
-    figures = _worker_figures(effective, options)
-    setup = _setup(effective, figures, handoff, load.seed)
+    device = None if options.emulate is None else load_profile(options.emulate)
+    figures = _worker_figures(effective, options, device)
+    setup = _setup(effective, figures, handoff, load.seed, device)
     planned = PlannedLoad(bench, load.seed, figures.block_size, figures.max_tokens)
     found: dict[str, tuple[Layout, LayoutFigures]] = {}
     drawn: list[Side] = []
@@ -79,8 +83,12 @@ def run_plan(
         _print(layouts, best, options, figures.model)
 
 
-def _worker_figures(effective: EffectiveConfig, options: PlanOptions) -> WorkerFigures:
-    if options.costs is not None:
+def _worker_figures(
+    effective: EffectiveConfig, options: PlanOptions, device: Profile | None
+) -> WorkerFigures:
+    if device is not None:
+        figures = figures_of_profile(device)
+    elif options.costs is not None:
         figures = figures_in(options.costs)
     else:
         figures = asyncio.run(figures_of_cluster(effective, options.model))
@@ -88,11 +96,17 @@ def _worker_figures(effective: EffectiveConfig, options: PlanOptions) -> WorkerF
 
 
 def _setup(
-    effective: EffectiveConfig, figures: WorkerFigures, handoff: HandoffOptions, seed: int
+    effective: EffectiveConfig,
+    figures: WorkerFigures,
+    handoff: HandoffOptions,
+    seed: int,
+    device: Profile | None,
 ) -> Setup:
     config = effective.config
     time = HandoffTime(handoff.handoff_ms / 1e3, handoff.handoff_us_per_token / 1e6)
-    return Setup(figures, config.disagg, config.prefill, config.router, time, seed)
+    if device is not None:
+        time = handoff_time_of(device)
+    return Setup(figures, config.disagg, config.prefill, config.router, time, seed, device)
 
 
 def _targets(setup: Setup) -> dict[str, float]:

@@ -14,11 +14,15 @@ ROLE_KEYS: Mapping[WorkerRole, str] = {"both": "worker", "decode": "decode", "pr
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The roles of some workers; `policy` replaces the config's where it is given."""
+    """The roles of some workers; `policy` replaces the config's where it is given.
+
+    With `in_turn` the decode workers get requests in turn, whatever their load.
+    """
 
     name: str
     roles: tuple[WorkerRole, ...]
     policy: Policy | None = None
+    in_turn: bool = False
 
     def config(self, disagg: DisaggConfig) -> DisaggConfig:
         """Return the config of its decode workers."""

@@ -86,7 +86,7 @@ class PlannedLoad:
 
     def _make(self, block_size: int) -> Iterator[PlannedRequest]:
         if isinstance(self._workload, TraceWorkload):
-            yield from _of_trace(self._workload, block_size)
+            yield from requests_of_trace(self._workload, block_size)
             return
         prompts = self._workload.prompts(Seeds(self.seed, str(self.seed)))
         for index, spec in enumerate(prompts):
@@ -95,7 +95,7 @@ class PlannedLoad:
             yield PlannedRequest(index, len(spec.prompt), spec.num_output_tokens, hashes, None)
 
 
-def _of_trace(workload: TraceWorkload, block_size: int) -> Iterator[PlannedRequest]:
+def requests_of_trace(workload: TraceWorkload, block_size: int) -> Iterator[PlannedRequest]:
     """Yield a trace's requests. Its hash ids stand for a prompt up to their end, as hashes do."""
     per_id = workload.block_tokens
     start_ms = workload.entries[0].timestamp

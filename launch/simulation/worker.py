@@ -12,6 +12,7 @@ import msgspec
 from tandem.bench.client.record import RequestRecord
 from tandem.decode.admission import Decision
 from tandem.decode.transfer_cost import BYTES_PER_S, TransferCost
+from tandem.emulation.profile import Profile
 from tandem.engine.config import DECODE_STEP_TOKENS, EngineConfig
 from tandem.engine.schedule.block_pool import BlockPool
 from tandem.engine.schedule.outputs import load_of
@@ -120,6 +121,7 @@ class VirtualWorker:
         self.busy_s = 0.0
         self.own_prompts: set[str] = set()  # of answers of this worker; it computes these first
         self._costs = costs = figures.costs
+        self._device: Profile | None = None  # whose time steps take; None: that of the costs
         config = EngineConfig(
             max_num_seqs=figures.max_num_seqs,
             max_num_batched_tokens=figures.step_tokens(role),
@@ -134,6 +136,7 @@ class VirtualWorker:
         self._chunks: list[Chunk] = []  # of the step that is being computed
         self._ends_s: list[float] = []  # of this step, and of equal ones that follow it
         self._begun_s = 0.0  # the first of them
+        self._last_s = 0.0  # the last of them takes
         self._num_wakes = 0  # a wake that was set before another one was is void
         self._has_changed = True  # since the last report
         self._stored: list[bytes] = []  # in the cache since the last event
@@ -160,6 +163,10 @@ class VirtualWorker:
     def aim(self, itl_target_ms: float | None, ttft_target_ms: float | None) -> None:
         """Keep steps with decodes under `itl_target_ms`, as an engine does."""
         self.scheduler.step_cost.aim(self._costs.max_step_s, itl_target_ms, ttft_target_ms)
+
+    def emulate(self, device: Profile) -> None:
+        """Let steps take the time of `device`; the worker learns their costs, as an engine does."""
+        self._device = device
 
     def prompt_seconds(self, num_tokens: int) -> float:
         """Return the seconds that computing a prompt's tokens takes, without its context."""
@@ -199,12 +206,19 @@ class VirtualWorker:
             return
         self.scheduler.launched(chunks)
         work, end_s = work_of(chunks), self._clock.now_s
+        num_rows = sum(chunk.samples for chunk in chunks)
         self._begun_s = end_s
         for _ in range(self._num_equal_steps(chunks)):
-            end_s += step_seconds(self._costs, work)
+            self._last_s = self._seconds(work, num_rows)
+            end_s += self._last_s
             self._ends_s.append(end_s)
             work.decode_context += len(chunks)
         self._wake_at_the_end()
+
+    def _seconds(self, work: StepWork, num_rows: int) -> float:
+        if self._device is not None:
+            return self._device.step_seconds(work, num_rows, work.num_decodes)
+        return step_seconds(self._costs, work)
 
     def _num_equal_steps(self, chunks: list[Chunk]) -> int:
         """Return how many steps compute the next token of each of `chunks`, and nothing else.
@@ -259,6 +273,8 @@ class VirtualWorker:
         """Count the tokens of a step, as the engine does."""
         scheduler, now_s = self.scheduler, self._clock.now_s
         self.busy_s += now_s - self._begun_s
+        if self._device is not None:
+            scheduler.step_cost.observe(self._chunks, self._last_s)
         scheduler.collected(self._chunks)
         for seq, _, end, samples in self._chunks:
             if not samples:

@@ -20,7 +20,7 @@ from tests.e2e.cluster import Cluster
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER: Any = {"type": "function", "function": {"name": "get_weather", "parameters": CITY}}
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
@@ -80,15 +80,16 @@ async def test_one_question_has_one_answer_in_every_api(
     assert answer.usage.input_tokens > response.usage.total_tokens
 
 
-def readme_blocks(cluster: Cluster) -> list[str]:
-    """Return the blocks of README's section on tools, with the address of the cluster in them."""
-    section = README.read_text(encoding="utf-8").split("### A tool call\n")[1].split("\n## ")[0]
+def blocks_of(page: str, title: str, cluster: Cluster) -> list[str]:
+    """Return the blocks of a page's section, with the address of the cluster in them."""
+    whole = (ROOT / page).read_text(encoding="utf-8")
+    section = re.split(r"\n##+ ", whole.split(f"# {title}\n")[1])[0]
     blocks = re.findall(r"^```\w+\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
     return [block.replace("http://127.0.0.1:8000", cluster.base_url) for block in blocks]
 
 
 async def test_the_tool_call_of_the_readme_answers_as_the_page_shows(cluster: Cluster) -> None:
-    command, shown, _ = readme_blocks(cluster)
+    command, shown = blocks_of("README.md", "A tool call", cluster)
     words = shlex.split(command)
     async with cluster.http.post(words[1], json=json.loads(words[-1])) as response:
         answer = await response.json()
@@ -99,8 +100,8 @@ async def test_the_tool_call_of_the_readme_answers_as_the_page_shows(cluster: Cl
     assert choice["message"] == expected
 
 
-async def test_the_program_of_the_readme_prints_its_comments(cluster: Cluster) -> None:
-    program = readme_blocks(cluster)[2]
+async def test_the_program_with_a_tool_prints_its_comments(cluster: Cluster) -> None:
+    (program,) = blocks_of("docs/http-api.md", "Tools and reasoning", cluster)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         await asyncio.to_thread(exec, program, {})

@@ -287,7 +287,7 @@ def test_answers_with_a_target_spread_where_prompts_come_slowly() -> None:
     for num_prompts in (0, 1, 10):
         chosen = pressed(*reports, num_prompts=num_prompts)
         rates[num_prompts] = chosen.choose(["a", "b"], [], 10).instance_id
-    # 15 of 40 ms are left for prompts with 6 answers on each, and 15 % of that asked for by two
+    # 15 of 40 ms are left for prompts with 6 answers on each, and 30 % of that asked for by two
     assert rates == {0: "b", 1: "b", 10: "a"}
     few_answers = report("a", TARGET, 1), report("b", TARGET, 0)
     chosen = pressed(*few_answers)

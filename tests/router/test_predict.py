@@ -2,7 +2,13 @@
 
 import pytest
 
-from tandem.router.predict import ANSWER_WEIGHT, PlaceLoad, predict, shared_step_s
+from tandem.router.predict import (
+    ANSWER_WEIGHT,
+    PlaceLoad,
+    num_holding,
+    predict,
+    shared_step_s,
+)
 from tandem.runtime.wire.cluster_messages import LoadReport, StepCosts
 
 # 10 ms a step with decodes, 1 ms a decode; 5 ms a step with prompts, 1 ms a prompt token
@@ -57,3 +63,14 @@ def test_a_report_without_costs_gives_no_place() -> None:
     assert PlaceLoad.of(report) is None
     known = LoadReport("a", "b", "both", 1, 2, 30, 100, 40, 50, 1, 500, COSTS)
     assert PlaceLoad.of(known) == PlaceLoad(COSTS, 1, 500, 30, "a")
+
+
+def test_answers_with_a_target_stand_together_where_that_leaves_prompts_any_more_time() -> None:
+    costs = StepCosts(
+        *((6.4e-3, 5e-6, 4.9e-8), (8e-4, 3.1e-5, 1.5e-9), 0.02, 8192, 512, True),
+        hidden_share=1.0,
+    )
+    answers = 16, 16 * 6000.0  # and their context; steps of 8 ms with four, of 11 with all of them
+    # spread over four workers they leave prompts 3.1 seconds a second, on one of them 3.6
+    assert num_holding(costs, 4e5, 128, 2.0, 4, *answers) == 1
+    assert num_holding(costs, 4e5, 128, 0.5, 4, *answers) == 4, "prompts need too little of it"

@@ -56,3 +56,12 @@ def test_a_planner_finds_the_prompt_tokens_by_state() -> None:
         for state in ("running", "waiting", "remote")
     }
     assert found == {"running": 30, "waiting": 100, "remote": 70}
+
+
+def test_the_lateness_of_an_emulated_device_has_series_of_its_own() -> None:
+    model = new_id()
+    metrics = WorkerMetrics(model, 16)
+    names = ("tandem_worker_emulated_late_share", "tandem_worker_emulated_worst_late_seconds")
+    assert [REGISTRY.get_sample_value(name, {"model": model}) for name in names] == [None, None]
+    metrics.emulated(0.02, 0.25)
+    assert [REGISTRY.get_sample_value(name, {"model": model}) for name in names] == [0.02, 0.25]

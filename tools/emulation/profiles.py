@@ -115,7 +115,7 @@ def rendered() -> dict[Path, str]:
 
 
 def _text(device: Device, model: DenseModel) -> str:
-    values = profile_of(device, model).model_dump()
+    values = profile_of(device, model).model_dump(exclude_defaults=True)
     rounded = {
         name: float(f"{value:.4g}") if isinstance(value, float) else value
         for name, value in values.items()

@@ -80,6 +80,18 @@ def test_the_same_command_prints_the_same_figures(
     assert tandem(*words)[:2] == tandem(*words)[:2]
 
 
+def test_layouts_of_an_emulated_device_are_planned_without_a_worker(tandem: Tandem) -> None:
+    words = ("plan", "--emulate", "h100/llama-3.1-8b", *LOAD, "--json")
+    code, output, _ = tandem(*words)
+    found = json.loads(output)
+    assert code == 0 and found["worker"]["block_size"] == 64
+    fastest, slowest = 0.031e-3 * 1500, 0.045e-3 * 1500  # seconds of products; with attention
+    (unsplit,) = (each for each in found["layouts"] if each["name"] == "unsplit")
+    assert 1e3 * fastest < unsplit["ttft_p50_ms"] < 2e3 * slowest
+    code, _, errors = tandem(*words, "--model", "mine")
+    assert code == 2 and "--emulate and --model exclude each other" in errors
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [

@@ -1,0 +1,36 @@
+"""The highest rate of a load that keeps its targets, by bisection. Pure."""
+
+import math
+from collections.abc import Callable
+
+STEP = 1.02  # rates are its powers
+FIRST_LEAP = 4  # steps, doubled until a rate is kept and a higher one is not
+LEAST_SHARE = 0.02
+
+
+def highest_rate(keeps: Callable[[float], bool], guess: float) -> float:
+    """Return the highest rate that `keeps`, to 2 %; 0 if it is below LEAST_SHARE of the guess.
+
+    `keeps` should be True up to a rate and False above it. Guesses near it save calls.
+    """
+    found: dict[int, bool] = {}
+
+    def kept(at: int) -> bool:
+        if at not in found:
+            found[at] = keeps(STEP**at)
+        return found[at]
+
+    first, leap = round(math.log(guess, STEP)), FIRST_LEAP
+    low = high = first
+    if kept(first):
+        while kept(high := low + leap):
+            low, leap = high, 2 * leap
+    else:
+        while not kept(low := high - leap):
+            high, leap = low, 2 * leap
+            if STEP**low < LEAST_SHARE * guess:
+                return 0.0
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if kept(middle) else (low, middle)
+    return STEP**low

@@ -1,0 +1,36 @@
+"""The figures of a simulated worker whose steps take the time of an emulated device."""
+
+from tandem.emulation.profile import Profile
+from tandem.engine.config import DECODE_STEP_TOKENS, STEP_TOKENS, EngineConfig
+from tandem.engine.schedule.step_cost import longest_step_s
+from tandem.launch.simulation.worker import HandoffTime, WorkerFigures
+from tandem.runtime.wire.cluster_messages import StepCosts
+
+BLOCK_SIZE = 64  # of a GPU, by default
+HANDOFF_S = 0.003  # messages and checks, beside the link's time
+
+
+def figures_of_profile(profile: Profile) -> WorkerFigures:
+    """Return the figures of a worker with default settings on an emulated device.
+
+    Its costs are those that it begins with: the device's, as far as a sum can tell them.
+    """
+    config = EngineConfig()
+    costs = StepCosts(
+        decode_s=(profile.step_s + profile.weights_s, profile.row_s, profile.context_s),
+        prompt_s=(profile.step_s, profile.token_s, profile.position_s),
+        max_step_s=longest_step_s(config, "gpu"),
+        max_tokens=STEP_TOKENS["gpu"],
+        max_tokens_beside=config.prefill_chunk_tokens,
+        hidden_share=0.0 if profile.is_additive else 1.0,
+    )
+    num_blocks = profile.kv_tokens // BLOCK_SIZE
+    return WorkerFigures(
+        costs, num_blocks, BLOCK_SIZE, config.max_num_seqs, decode_step_tokens=DECODE_STEP_TOKENS
+    )
+
+
+def handoff_time_of(profile: Profile) -> HandoffTime:
+    """Return the time of a handoff whose K/V is sent after the prompt, not while it is computed."""
+    per_token_s = profile.kv_bytes_per_token / profile.link_bytes_per_s
+    return HandoffTime(HANDOFF_S + profile.link_latency_s, per_token_s)

@@ -1,0 +1,82 @@
+"""Simulated workers that take the time of an emulated device."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from tandem.decode.config import DisaggConfig
+from tandem.emulation.profile import Profile, load_profile
+from tandem.engine.schedule.step_cost import StepWork
+from tandem.launch.simulation.cluster import Setup, VirtualCluster
+from tandem.launch.simulation.emulated import figures_of_profile, handoff_time_of
+from tandem.launch.simulation.load import PlannedRequest
+from tandem.prefill.config import PrefillConfig
+from tandem.router.config import RouterConfig
+from tests.launch.simulation.setups import layout
+
+DEVICE = load_profile("h100/llama-3.1-8b")
+
+
+def setup_of(device: Profile) -> Setup:
+    return Setup(
+        figures_of_profile(device),
+        DisaggConfig(),
+        PrefillConfig(),
+        RouterConfig(),
+        handoff_time_of(device),
+        seed=0,
+        device=device,
+    )
+
+
+def requests(
+    num: int, num_prompt: int, num_answer: int, *, gap_s: float = 0.0
+) -> list[tuple[PlannedRequest, float]]:
+    return [(PlannedRequest(i, num_prompt, num_answer, [], 0.0), gap_s * i) for i in range(num)]
+
+
+def test_a_request_alone_takes_the_steps_of_the_device() -> None:
+    cluster = VirtualCluster(layout("unsplit", 1), setup_of(DEVICE))
+    (record,) = cluster.replay(requests(1, 1000, 3)).records
+    prompt, token = StepWork(), StepWork(num_decodes=1, decode_context=1001)
+    prompt.add_prompt(0, 1000)
+    assert record.ttft_s == pytest.approx(DEVICE.step_seconds(prompt, 1, 0))
+    assert record.gaps_s()[0] == pytest.approx(DEVICE.step_seconds(token, 1, 1))
+
+
+def test_a_worker_learns_the_costs_of_a_device_that_its_figures_have_wrong() -> None:
+    slower = DEVICE.model_copy(update={"token_s": 3 * DEVICE.token_s})
+    setup = replace(setup_of(DEVICE), device=slower)
+    cluster = VirtualCluster(layout("unsplit", 1), setup)
+    cluster.replay(requests(20, 2000, 1, gap_s=1.0))
+    per_step_s, per_token_s, per_position_s = cluster.workers[0].scheduler.step_cost.prompt_s
+    prompt = StepWork()
+    prompt.add_prompt(0, 2000)
+    learned_s = per_step_s + 2000 * per_token_s + prompt.prompt_context * per_position_s
+    assert learned_s == pytest.approx(slower.step_seconds(prompt, 1, 0), rel=0.05)
+
+
+def test_an_additive_device_reads_its_weights_before_the_products() -> None:
+    additive = DEVICE.model_copy(update={"is_additive": True})
+    mixed = StepWork(num_decodes=10, decode_context=1000)
+    mixed.add_prompt(0, 500)
+    more_s = additive.step_seconds(mixed, 10, 10) - DEVICE.step_seconds(mixed, 10, 10)
+    assert more_s == pytest.approx(DEVICE.weights_s)
+    assert figures_of_profile(additive).costs.hidden_share == 0.0
+
+
+def test_workers_in_turn_get_the_same_number_of_requests() -> None:
+    in_turn = replace(layout("unsplit", 3), in_turn=True)
+    cluster = VirtualCluster(in_turn, setup_of(DEVICE))
+    outcome = cluster.replay(requests(9, 3000, 20, gap_s=0.1))
+    assert len(outcome.records) == 9
+    assert max(outcome.busy_s) < 1.01 * min(outcome.busy_s)
+
+
+def test_a_run_that_is_cut_off_leaves_the_rest_unfinished() -> None:
+    cluster = VirtualCluster(layout("unsplit", 2), setup_of(DEVICE))
+    seen = itertools.count(1)
+    outcome = cluster.replay(requests(50, 500, 5), goes_on=lambda record: next(seen) < 10)
+    num_finished = sum(not each.unfinished for each in outcome.records)
+    assert 10 <= num_finished < len(outcome.records)
