@@ -41,8 +41,9 @@ GROWTH_BYTES = 48 * MIB  # of a process in the calm part
 GROWTH_COUNT = 4  # of its descriptors, threads, tasks
 MIN_USED_SHARE = 0.7
 FRONTEND = "first/frontend-0"  # that is asked
+AWAY = (0, 200, 503)  # no connection, a stream that broke off, no worker known yet
 # A busy machine alone causes these: they are counted.
-SLOWNESS = ("the event loop stood for", "no prefill worker claimed it in time")
+SLOWNESS = ("event loop stood for", "claimed it in time", "DRAM should give")
 LOUD = re.compile(r"(\S+Z) (WARNING|ERROR|CRITICAL) +(.*)")
 
 
@@ -165,7 +166,7 @@ def judge_answers(
         beside = [
             each for each in verdict.strikes if each.touches(answer.started_at, answer.finished_at)
         ]
-        away = any(FRONTEND in each.victims for each in beside)
+        away = answer.status in AWAY and any(FRONTEND in each.victims for each in beside)
         if answer.status == 429 and answer.key == LIMITED:
             kind = "refused: over the key's limit"
         elif answer.error and away and answer.is_beginning_of(expected[answer.case]):

@@ -8,12 +8,13 @@ from typing import Any
 
 import aiohttp
 
-from tests.soak.load import HANG_S, SAMPLINGS
+from tests.soak.load import SAMPLINGS
 
 CANCELLED_SHARE = 0.1
 REMOTE_SHARE = 0.3  # of the prompts
 NEW_SHARE = 0.5  # of the prompts: no part of them is cached
 CHUNKS_BEFORE_LEAVING = 12  # at most
+HANG_S = 150.0  # longer than any wait for a worker to return
 ROUNDING = 1e-3  # of a log probability
 QUESTIONS = ("Hello!", "What is the capital of France?", "Tell me a story about a fox.")
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -124,7 +125,7 @@ async def ask(
             headers["x-tandem-prefill"] = "remote"
         if case.body.get("stream") and draw.random() < CANCELLED_SHARE:
             leaves_after = draw.randrange(CHUNKS_BEFORE_LEAVING)
-    timeout = aiohttp.ClientTimeout(total=HANG_S * 2)
+    timeout = aiohttp.ClientTimeout(total=HANG_S)
     try:
         async with http.post(url + case.path, json=body, headers=headers, timeout=timeout) as got:
             answer.status = got.status

@@ -37,7 +37,9 @@ STRIKE_AGAIN_S = 62.0
 BOTH_SHARE = 0.25  # of the strikes: two processes at once
 STRIKES = ("kill", "kill", "kill", "end", "stop")
 STOP_S = (1.0, 4.0)
-SETTLE_TIMEOUT_S = 60.0
+# a worker's start takes longer than the default on a loaded machine
+PATIENCE = ("--frontend.migration_wait_s=100", "--frontend.return_wait_s=100")
+SETTLE_TIMEOUT_S = 120.0
 NUM_MEMBERS = 5  # two frontends, three workers
 SERVICES = ("nats", "etcd")
 
@@ -88,7 +90,7 @@ class Served:
                 ("limited", LIMITED, f"requests_per_minute={LIMIT_PER_MINUTE}"),
             )
         ]
-        flags = ["--runtime.metrics_port=0", f"--frontend.api_keys={';'.join(keys)}"]
+        flags = [*PATIENCE, "--runtime.metrics_port=0", f"--frontend.api_keys={';'.join(keys)}"]
         self.stacks.append(await self._serve(BUNDLED_MODEL, flags, self.folders[0]))
         cluster = self.stacks[0].cluster
         self.url = cluster.http_url

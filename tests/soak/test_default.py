@@ -29,6 +29,7 @@ BUSY = {"status": 503, "text": "", "error": "busy"}
         (BUSY, "first/worker-0", "error"),
         (BUSY, FRONTEND, "ended with the frontend"),
         ({"text": "x", "error": "broken off"}, FRONTEND, "error"),
+        (BUSY | {"status": 404}, FRONTEND, "error"),
         (REFUSED | {"key": LIMITED}, "", "refused: over the key's limit"),
         (REFUSED, "", "error"),
     ],
