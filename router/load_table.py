@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 
 import numpy as np
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from tandem.router.load import InstanceLoad, Shared
@@ -174,16 +175,4 @@ def _paces_of(load: InstanceLoad) -> Iterable[float]:
     pace = load.pace()
     if pace is None:
         return _NO_COSTS
-    return (
-        pace.per_step_s,
-        pace.per_token_s,
-        pace.per_position_s,
-        pace.decode_s,
-        pace.num_step_tokens,
-        pace.waiting_tokens_s,
-        pace.num_waiting_steps,
-        pace.num_decodes,
-        pace.overhead_s,
-        pace.wait_s,
-        *load.nominal_s,
-    )
+    return (*astuple(pace), *load.nominal_s)
