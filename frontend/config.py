@@ -205,7 +205,9 @@ class FrontendConfig(BaseModel):
         "frontend's log",
     )
     tokenizer_threads: int = Field(
-        2, ge=1, description="threads that tokenize long prompts beside the event loop"
+        2,
+        ge=1,
+        description="threads of each model that tokenize long prompts beside the event loop",
     )
 
     @model_validator(mode="after")

@@ -1,12 +1,37 @@
 """The load of one instance: our own requests, and the excess of its last report. Pure."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from tandem.router.predict import Pace, PlaceLoad, nominal_s
 from tandem.runtime.wire.cluster_messages import LoadReport, StepCosts
 
 RATE_S = 10.0  # in which the rate of prompts forgets most of what was before
+
+
+class Shared(Struct, gc=False):
+    """Workers that take tickets too: their number, their answers, and the rate of their prompts."""
+
+    num_workers: int = 0
+    num_answers: int = 0
+    context: float = 0.0  # tokens of all answers
+    rate: float = 0.0  # seconds of computing prompts, a second, at `rated_at_s`
+    rated_at_s: float = 0.0
+
+    def rate_at(self, now_s: float) -> float:
+        """Return the rate as of `now_s`, if no prompt comes until then."""
+        return self.rate * math.exp((self.rated_at_s - now_s) / RATE_S) if self.rate else 0.0
+
+    def replace(self, before: "Shared", after: "Shared") -> None:
+        """Count some workers as they are now, in place of how they were."""
+        self.num_workers += after.num_workers - before.num_workers
+        self.num_answers += after.num_answers - before.num_answers
+        self.context += after.context - before.context
+        at_s = max(self.rated_at_s, after.rated_at_s)
+        change = after.rate_at(at_s) - before.rate_at(at_s)
+        self.rate, self.rated_at_s = max(0.0, self.rate_at(at_s) + change), at_s
 
 
 @dataclass(slots=True)
@@ -40,6 +65,7 @@ class InstanceLoad:
     reported_context: float = 0.0  # tokens of a running answer; 0: not known
     prompt_rate: float = 0.0  # seconds of computing prompts, a second, at `rated_at_s`
     rated_at_s: float = 0.0
+    shared: Shared = field(default_factory=Shared)  # as the table counts it
 
     def report(self, report: LoadReport, block_size: int) -> None:
         """Note the instance's own view, in which our requests are included."""
@@ -83,10 +109,16 @@ class InstanceLoad:
         """Return the blocks that wait to be prefilled, of all frontends."""
         return self.pending_blocks + self.foreign_pending_blocks
 
-    @property
-    def is_shared(self) -> bool:
-        """True where tickets are taken too: without answers it can compute the others' prompts."""
-        return self.takes_tickets and self.costs is not None
+    def sharing(self) -> Shared:
+        """Return this worker's part of those that take tickets too.
+
+        Without answers it can compute the others' prompts.
+        """
+        if not self.takes_tickets or self.costs is None:
+            return _NOT_SHARED
+        num_answers = self.num_answers
+        context = num_answers * self.context
+        return Shared(1, num_answers, context, self.prompt_rate, self.rated_at_s)
 
     @property
     def max_context(self) -> int:
@@ -103,9 +135,10 @@ class InstanceLoad:
         """Return the blocks that one more answer may have here; infinity where it is not known."""
         return self.num_blocks - self.active() if self.num_blocks else math.inf
 
-    def num_free_rows(self) -> float:
-        """Return the answers that may come before one waits for a row, or infinity as above."""
-        return self.num_rows - self.num_answers if self.num_rows else math.inf
+    @property
+    def has_free_row(self) -> bool:
+        """True where one more answer waits for no row, or as above."""
+        return not self.num_rows or self.num_answers < self.num_rows
 
     @property
     def num_answers(self) -> int:
@@ -143,3 +176,6 @@ class InstanceLoad:
 
     def _own_decodes(self) -> int:
         return max(0, self.num_requests - self.num_prefilling)
+
+
+_NOT_SHARED = Shared()

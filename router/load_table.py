@@ -1,22 +1,23 @@
 """The loads of all instances, one column each, so that a prompt is predicted at many at once."""
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
+from msgspec.structs import astuple
+from numpy.typing import NDArray
 
-from tandem.router.load import RATE_S, InstanceLoad
+from tandem.router.load import InstanceLoad, Shared
 from tandem.router.predict import Floats, Pace, bounding_arrays, scaled
 
 _NUM_PACE = 10  # of the columns: the fields of a Pace, in their order
-_PROMPT_S, _DECODE_S, _TTFT_TARGET, _NUM_REQUESTS, _PENDING, _ACTIVE, _FILLABLE, _ROWS = range(
-    _NUM_PACE, _NUM_PACE + 8
+_PROMPT_S, _DECODE_S, _TTFT_TARGET, _NUM_REQUESTS, _PENDING, _ACTIVE, _FILLABLE = range(
+    _NUM_PACE, _NUM_PACE + 7
 )
-# Of instances that take tickets too; the rate of prompts is as of `rated at`.
-_IS_SHARED, _RATE, _RATED_AT, _NUM_ANSWERS, _CONTEXT = range(_ROWS + 1, _ROWS + 6)
+_IS_SHARED, _NUM_ANSWERS = range(_FILLABLE + 1, _FILLABLE + 3)  # of those that take tickets too
 _NO_COSTS = (np.nan,) * (_NUM_PACE + 2)
-_NOT_SHARED = (0.0,) * 5
 _FIRST_CAPACITY = 16
-Pressing = tuple[float, int, float, float]  # rate, workers, answers, context
+Flags = NDArray[np.bool_]
 
 
 class LoadTable:
@@ -28,14 +29,16 @@ class LoadTable:
 
     def __init__(self) -> None:
         self._loads: dict[str, InstanceLoad] = {}
-        self._columns = np.zeros((_CONTEXT + 1, _FIRST_CAPACITY))
+        self._columns = np.zeros((_NUM_ANSWERS + 1, _FIRST_CAPACITY))
         self._free = list(range(_FIRST_CAPACITY))
         self._changed: dict[str, None] = {}
         self._candidates: list[str] = []  # of the last call of `arrange`
         self._first: Floats = self._columns[:, :0]  # the part of the columns with these
+        self._pace: Pace[Floats] = Pace(*self._first[:_NUM_PACE])  # views of these
         self._have_costs_changed = True  # of any instance, since the factors were computed
         self._factors: tuple[Floats, Floats] | None = None
-        self._is_any_shared = False  # at any time so far
+        self._have_targets = False
+        self._shared = Shared()  # of the candidates together
 
     def get(self, instance_id: str) -> InstanceLoad | None:
         """Return the load of an instance, None for one that is not in the table."""
@@ -78,7 +81,11 @@ class LoadTable:
                 load.row = row
             self._free = list(range(len(loads), self._columns.shape[1]))
             self._first = self._columns[:, : len(instance_ids)]
+            self._pace = Pace(*self._first[:_NUM_PACE])
             self._candidates, self._have_costs_changed = list(instance_ids), True
+            self._shared = Shared()
+            for load in chosen.values():
+                self._shared.replace(Shared(), load.shared)
         self._update()
 
     def paces(self) -> Pace[Floats] | None:
@@ -97,9 +104,9 @@ class LoadTable:
                     self.changed(self._candidates[index])
                 self._update()
             self._factors = bounding_arrays(first[_PROMPT_S], first[_DECODE_S])
+            self._have_targets = bool(np.isfinite(first[_TTFT_TARGET]).any())
             self._have_costs_changed = False
-        pace = Pace(*first[:_NUM_PACE])
-        return pace if self._factors is None else scaled(pace, *self._factors)
+        return self._pace if self._factors is None else scaled(self._pace, *self._factors)
 
     def blocks(self) -> tuple[Floats, Floats]:
         """Return the blocks that wait to be prefilled, and those of running requests."""
@@ -110,45 +117,44 @@ class LoadTable:
         num_requests: Floats = self._first[_NUM_REQUESTS]
         return num_requests
 
-    def fit(self, num_blocks: int) -> Floats:
-        """Return which candidates have a batch row and `num_blocks` blocks left, 1 or 0."""
-        first = self._first
-        have_room: Floats = (first[_ROWS] >= 1) * (first[_FILLABLE] >= num_blocks) * 1.0
+    def fit(self, num_blocks: int) -> Flags:
+        """Return which candidates have a batch row and `num_blocks` blocks left."""
+        have_room: Flags = self._first[_FILLABLE] >= num_blocks
         return have_room
 
-    def ttft_targets(self) -> Floats:
-        """Return the seconds in which a first token should come at each candidate, or infinity."""
-        targets_s: Floats = self._first[_TTFT_TARGET]
-        return targets_s
+    def ttft_targets(self) -> Floats | None:
+        """Return the seconds in which a first token should come at each candidate, or infinity.
 
-    def sharing(self, now_s: float) -> tuple[Floats, Floats, Pressing] | None:
-        """Return which candidates take tickets too, 1 or 0, and the answers of these.
-
-        With them come arguments of `num_holding`. None where no candidate does.
+        None where no candidate has such a target.
         """
-        first = self._first
-        if not self._is_any_shared or not (num_workers := int(first[_IS_SHARED].sum())):
+        return self._first[_TTFT_TARGET] if self._have_targets else None
+
+    def sharing(self) -> tuple[Floats, Floats, Shared] | None:
+        """Return which candidates take tickets too, 1 or 0, the answers of these, and their sum.
+
+        None where no candidate does.
+        """
+        if not self._shared.num_workers:
             return None
-        rate = first[_RATE] @ np.exp((first[_RATED_AT] - now_s) / RATE_S)
-        num_answers, context = first[_NUM_ANSWERS:].sum(axis=1).tolist()
-        pressing = (float(rate), num_workers, num_answers, context)
-        return first[_IS_SHARED], first[_NUM_ANSWERS], pressing
+        return self._first[_IS_SHARED], self._first[_NUM_ANSWERS], self._shared
 
     def _update(self) -> None:
         for instance_id in self._changed:
             load = self._loads[instance_id]
             self._have_costs_changed |= load.has_new_costs
             load.has_new_costs = False
-            self._is_any_shared |= load.is_shared
+            before, load.shared = load.shared, load.sharing()
+            if load.row < len(self._candidates):
+                self._shared.replace(before, load.shared)
             self._columns[:, load.row] = (
                 *_paces_of(load),
                 load.ttft_target_s,
                 load.num_requests,
                 load.pending(),
                 load.active(),
-                load.num_fillable(),
-                load.num_free_rows(),
-                *(_sharing(load) if load.is_shared else _NOT_SHARED),
+                load.num_fillable() if load.has_free_row else -math.inf,
+                load.shared.num_workers,
+                load.shared.num_answers,
             )
         self._changed.clear()
 
@@ -164,32 +170,9 @@ def _lend(loads: list[InstanceLoad]) -> None:
             load.set_costs(costs)
 
 
-def _sharing(load: InstanceLoad) -> Iterable[float]:
-    """Return the columns of an instance that takes tickets."""
-    return (
-        1.0,
-        load.prompt_rate,
-        load.rated_at_s,
-        load.num_answers,
-        load.num_answers * load.context,
-    )
-
-
 def _paces_of(load: InstanceLoad) -> Iterable[float]:
     """Return the columns that depend on costs."""
     pace = load.pace()
     if pace is None:
         return _NO_COSTS
-    return (
-        pace.per_step_s,
-        pace.per_token_s,
-        pace.per_position_s,
-        pace.decode_s,
-        pace.num_step_tokens,
-        pace.waiting_tokens_s,
-        pace.num_waiting_steps,
-        pace.num_decodes,
-        pace.overhead_s,
-        pace.wait_s,
-        *load.nominal_s,
-    )
+    return (*astuple(pace), *load.nominal_s)

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from tandem.router.config import RouterConfig
 from tandem.router.kv_index import KvIndex
-from tandem.router.load_table import LoadTable
+from tandem.router.load_table import Flags, LoadTable
 from tandem.router.predict import (
     MAX_SLOWNESS,
     SHARE_TRIED,
@@ -33,7 +33,12 @@ class RoutingDecision(Struct, frozen=True, gc=False):
     reason: str
     predicted_ms: float = 0.0  # to the first token; 0: not known
     cost_ms: float = 0.0  # predicted delay of all answers together
-    compared: "Compared | None" = None  # None: nothing was predicted
+    compared: "Compared | Routed | None" = None  # None: nothing was predicted
+
+    @property
+    def routed(self) -> Routed | None:
+        """The instances that were compared, for the request; None: nothing was predicted."""
+        return self.compared.routed() if isinstance(self.compared, Compared) else self.compared
 
 
 class Compared(Struct, frozen=True, gc=False, eq=False):
@@ -42,16 +47,16 @@ class Compared(Struct, frozen=True, gc=False, eq=False):
     instance_ids: list[str]
     first_token_s: Floats
     costs_s: Floats
-    fit: Floats
+    fit: Flags
 
     def routed(self) -> Routed:
         """Return them for a request; of more than MAX_ROUTED the cheapest."""
         instance_ids = self.instance_ids
-        columns = self.first_token_s, self.costs_s, self.fit
+        columns: tuple[Floats, ...] = (self.first_token_s, self.costs_s, self.fit.astype(float))
         if len(instance_ids) > MAX_ROUTED:
             cheapest = self.costs_s.argsort(kind="stable")[:MAX_ROUTED]
             instance_ids = [instance_ids[at] for at in cheapest]
-            columns = self.first_token_s[cheapest], self.costs_s[cheapest], self.fit[cheapest]
+            columns = tuple(column[cheapest] for column in columns)
         return Routed(instance_ids, *(column.tolist() for column in columns))
 
 
@@ -127,6 +132,8 @@ class Router:
         `hashes` may be empty where `heeds_prefix` is False. `ttft_target_s` is the request's own,
         in place of that which the instances report.
         """
+        if len(candidates) == 1:
+            return self._only(candidates[0], num_blocks)
         loads = self._loads
         loads.arrange(candidates)
         num_cached = self.index.depths(hashes, candidates) if hashes else None
@@ -141,11 +148,12 @@ class Router:
         if seconds is not None:
             holding = self._holding(candidates, fit)
             targets_s = loads.ttft_targets() if ttft_target_s is None else ttft_target_s
-            fit = fit if holding is None else fit * holding
-            in_time = fit * (first_token_s <= targets_s)
-            fit = in_time if in_time.any() else fit
+            fit = fit if holding is None else fit & holding
+            if targets_s is not None:
+                in_time = fit & (first_token_s <= targets_s)
+                fit = in_time if in_time.any() else fit
         predicted_s = costs
-        if fit.any() and not fit.all():
+        if 0 < np.count_nonzero(fit) < len(candidates):
             costs = np.where(fit, costs, np.inf)
         best = self._best(costs, num_heeded, margin)
         if seconds is not None and holding is None:
@@ -154,16 +162,32 @@ class Router:
         among = f"{len(candidates)}, overlap {overlap}/{num_blocks}"
         cost = costs.item(best)
         if seconds is None:
-            reason = "the only instance" if len(candidates) == 1 else f"cost {cost:g} of {among}"
-            return RoutingDecision(candidates[best], overlap, reason)
+            return RoutingDecision(candidates[best], overlap, f"cost {cost:g} of {among}")
         predicted_ms, cost_ms = first_token_s.item(best) * 1e3, cost * 1e3
-        reason = (
-            f"first token in {predicted_ms:.1f} ms, all answers' delays {cost_ms:.1f}; 1 of {among}"
-        )
         compared = Compared(candidates, first_token_s, predicted_s, fit)
         return RoutingDecision(
-            candidates[best], overlap, reason, predicted_ms, cost_ms, compared=compared
+            candidates[best],
+            overlap,
+            _reason(predicted_ms, cost_ms, among),
+            predicted_ms,
+            cost_ms,
+            compared=compared,
         )
+
+    def _only(self, instance_id: str, num_blocks: int) -> RoutingDecision:
+        """Return the only instance; no prefix makes a difference."""
+        load = self._loads.add(instance_id)
+        pace = load.pace()
+        if pace is None:
+            return RoutingDecision(instance_id, 0, "the only instance")
+        compute_s = pace.compute_s(max(float(num_blocks * load.block_size), 1.0), 0.0)
+        first_token_s = pace.wait_s + compute_s
+        cost_s = delay_s(first_token_s, compute_s, float(pace.num_decodes))
+        fits = load.has_free_row and load.num_fillable() >= num_blocks
+        compared = Routed([instance_id], [first_token_s], [cost_s], [float(fits)])
+        predicted_ms, cost_ms = first_token_s * 1e3, cost_s * 1e3
+        reason = _reason(predicted_ms, cost_ms, f"1, overlap 0/{num_blocks}")
+        return RoutingDecision(instance_id, 0, reason, predicted_ms, cost_ms, compared=compared)
 
     def _blocks(self, num_cached: Floats | None, num_blocks: int) -> Floats:
         """Return the costs in blocks, where no costs of steps are known."""
@@ -191,8 +215,6 @@ class Router:
 
     def _best(self, costs: Floats, num_cached: Floats | None, margin: float) -> int:
         """Return the position of the cheapest, or of one that is as good."""
-        if len(costs) == 1:
-            return 0
         cheapest = costs.argmin()
         is_good = costs <= costs[cheapest] * (1 + margin)
         if num_cached is not None:
@@ -211,7 +233,7 @@ class Router:
 
         A worker that seems slow gets no prompts from which it could learn that it no longer is.
         """
-        if len(candidates) == 1 or self.rng.random() >= SHARE_TRIED:
+        if self.rng.random() >= SHARE_TRIED:
             return best
         other = self.rng.randrange(len(candidates))
         # Those of a pause may be a thousand times too high for prompts of some lengths.
@@ -221,29 +243,35 @@ class Router:
         is_as_long = num_cached is None or num_cached[other] >= num_cached[best]
         return other if is_idle and is_bearable and is_as_long else best
 
-    def _holding(self, candidates: list[str], fit: Floats) -> Floats | None:
-        """Return which instances to choose from, 1 or 0; None: all.
+    def _holding(self, candidates: list[str], fit: Flags) -> Flags | None:
+        """Return which instances to choose from; None: all.
 
         Of those that take tickets the ones with the most answers, and all others.
         """
-        if len(candidates) == 1:
-            return None
-        sharing = self._loads.sharing(self.clock())
+        sharing = self._loads.sharing()
         if sharing is None:
             return None
-        is_shared, num_answers, pressing = sharing
+        is_shared, num_answers, total = sharing
         load = self._loads.add(candidates[int(is_shared.argmax())])
         if load.costs is None:
             return None
-        num_held = num_holding(load.costs, load.max_context, load.num_rows, *pressing)
-        if num_held >= pressing[1]:
+        num_held = num_holding(
+            load.costs,
+            load.max_context,
+            load.num_rows,
+            total.rate_at(self.clock()),
+            total.num_workers,
+            total.num_answers,
+            total.context,
+        )
+        if num_held >= total.num_workers:
             return None
         ranked = np.argsort(np.where(is_shared, -num_answers, np.inf), kind="stable")
-        have_room = fit[ranked] > 0
+        have_room = fit[ranked]
         if not have_room[:num_held].any():
             num_held = int(have_room.argmax()) + 1 if have_room.any() else len(ranked)
-        holding = 1 - is_shared
-        holding[ranked[:num_held]] = 1.0
+        holding: Flags = is_shared == 0
+        holding[ranked[:num_held]] = True
         return holding
 
     # ---- our own requests ---------------------------------------------------------------------
@@ -285,3 +313,7 @@ class Router:
             if request.num_reports < load.num_reports:
                 load.num_left = max(0, load.num_left - 1)
             self._loads.changed(request.instance_id)
+
+
+def _reason(predicted_ms: float, cost_ms: float, among: str) -> str:
+    return f"first token in {predicted_ms:.1f} ms, all answers' delays {cost_ms:.1f}; 1 of {among}"

@@ -39,5 +39,7 @@ class Ignored:
             self._num_more += 1
 
     def __str__(self) -> str:
+        if not self._fields:  # as in most requests
+            return ""
         more = f", and {self._num_more} more" if self._num_more else ""
         return ", ".join(self._fields) + more

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
 from tandem.frontend.bodies.outline import MAX_PROMPT_TOKENS
@@ -80,7 +79,7 @@ class Catalog:
         discovery: Discovery,
         client: RequestClient,
         namespace: str,
-        executor: Executor,
+        num_threads: int,
         model_grace_s: float,
     ) -> None:
         self._discovery = discovery
@@ -93,7 +92,7 @@ class Catalog:
             set()
         )  # names with a card, whose worker or files are not there yet
         self._started_s = time.perf_counter()
-        self._texts = ModelTexts(client, executor, self._holders, self._on_change)
+        self._texts = ModelTexts(client, num_threads, self._holders, self._on_change)
         self._departures: dict[str, asyncio.TimerHandle] = {}  # of models without a worker
         self._closings: set[asyncio.Task[None]] = set()  # of views that are not needed any more
         self._lost = LostWorkers(client, self._is_worker, self._on_change)

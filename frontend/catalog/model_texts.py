@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Collection
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
 
 from tandem.frontend.tokens.tokenizer import ModelText
 from tandem.runtime.context import RequestContext
@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 
 _FETCH_TIMEOUT_S = 30.0
 _RETRY_S = 0.5
+_NUM_READERS = 4  # models whose files are read at one time
 _MAX_FILES_BYTES = 48 * 1024 * 1024  # the largest tokenizers have 35 MiB
 _decode_files = decoder(ModelFiles)
 
@@ -28,12 +29,13 @@ class ModelTexts:
     def __init__(
         self,
         client: RequestClient,
-        executor: Executor,
+        num_threads: int,
         holders: Callable[[str], list[Instance]],
         on_loaded: Callable[[], None],
     ) -> None:
         self._client = client
-        self._executor = executor
+        self._num_threads = num_threads  # of each model
+        self._readers = ThreadPoolExecutor(_NUM_READERS, "model-files")
         self._holders = holders
         self._on_loaded = on_loaded
         self._texts: dict[str, ModelText] = {}
@@ -56,11 +58,13 @@ class ModelTexts:
             await asyncio.wait(self._loads.values(), timeout=timeout_s)
 
     async def close(self) -> None:
-        """End the loads under way."""
+        """End the loads under way, and whatever waits for a thread."""
         loads = list(self._loads.values())
         for load in loads:
             load.cancel()
         await asyncio.gather(*loads, return_exceptions=True)
+        for threads in (self._readers, *(text.threads for text in self._texts.values())):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     async def _load(self, digest: str) -> None:
         try:
@@ -89,10 +93,10 @@ class ModelTexts:
                 instance.address, MODEL_FILES_ENDPOINT, digest.encode(), context
             )
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, _read, answer, digest)
+        return await loop.run_in_executor(self._readers, _read, answer, digest, self._num_threads)
 
 
-def _read(answer: bytes, digest: str) -> ModelText:
+def _read(answer: bytes, digest: str, num_threads: int) -> ModelText:
     """Return the text of the files that a worker sent. Raises ProtocolError for other files."""
     if len(answer) > _MAX_FILES_BYTES:
         raise ModelError(f"the files have {len(answer)} bytes, the most is {_MAX_FILES_BYTES}")
@@ -100,4 +104,4 @@ def _read(answer: bytes, digest: str) -> ModelText:
     sent = files_digest(model_files)
     if sent != digest:
         raise ProtocolError(f"sent files with the digest {sent} for {digest}")
-    return ModelText(model_files.files)
+    return ModelText(model_files.files, num_threads)

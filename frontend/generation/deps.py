@@ -1,6 +1,5 @@
 """The parts of a frontend that the generation of every request uses."""
 
-from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from tandem.frontend.access.room import Room
@@ -24,5 +23,4 @@ class FrontendDeps:
     metrics: FrontendMetrics
     recent: Recent
     trace: TraceFile
-    executor: Executor  # of long texts, beside the event loop
     waiting: Room  # of new sequences that wait for a worker to return

@@ -229,8 +229,7 @@ class _ChoiceSequence:
     def payload(self) -> bytes:
         request = resume_after(self._run.choice.request, self._run.generated)
         deadline_ms = int(self._plan.context.remaining_s() * 1e3)
-        compared = self._run.failover.decision.compared
-        routed = None if compared is None else compared.routed()
+        routed = self._run.failover.decision.routed
         return encode(msgspec.structs.replace(request, deadline_ms=deadline_ms, routed=routed))
 
     async def follow(self, stream: ResponseStream) -> None:

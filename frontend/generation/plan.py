@@ -176,7 +176,7 @@ def _sampling(
         logprobs=_num_logprobs(body),
         prompt_logprobs=body.scores_prompt,
         allowed_token_ids=body.allowed_token_ids or [],
-        bad_words=_bad_words(body.bad_words or [], model),
+        bad_words=_bad_words(body.bad_words, model) if body.bad_words else [],
     )
 
 

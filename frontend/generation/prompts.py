@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor
 from typing import TypeVar
 
 import msgspec
@@ -37,11 +36,10 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 class PromptMaker:
-    """Renders and tokenizes. Long texts go to the executor's threads, one by one."""
+    """Renders and tokenizes. Long texts go to the threads of their model, one by one."""
 
-    def __init__(self, config: FrontendConfig, executor: Executor) -> None:
+    def __init__(self, config: FrontendConfig) -> None:
         self.config = config
-        self._executor = executor
 
     async def prompts(
         self, body: ChatRequest | CompletionRequest, model: TokenModel, *, clamps: bool
@@ -84,11 +82,11 @@ class PromptMaker:
         """
         check_token_ids(token_ids, model, "tokens")
         check_num_tokens(len(token_ids), model.card.context_length)
-        return await self._in_thread(lambda: model.text.decode(token_ids))
+        return await _in_thread(model, lambda: model.text.decode(token_ids))
 
     async def token_strings(self, token_ids: list[int], model: TokenModel) -> list[str]:
         """Return the entries of tokens in the vocabulary."""
-        return await self._in_thread(lambda: model.text.token_strings(token_ids))
+        return await _in_thread(model, lambda: model.text.token_strings(token_ids))
 
     async def _chat_prompt(self, body: ChatRequest, model: TokenModel, clamps: bool) -> Prompt:
         token_ids = await self.chat_tokens(body, model)
@@ -118,7 +116,7 @@ class PromptMaker:
                 return render(_INLINE_RENDER_S)
             except TemplateTimeError:
                 pass
-        return await self._in_thread(lambda: render(_RENDER_S))
+        return await _in_thread(model, lambda: render(_RENDER_S))
 
     async def _completion_prompt(
         self,
@@ -151,7 +149,7 @@ class PromptMaker:
         decode = model.text.detokenizers.decode
         if len(token_ids) <= _INLINE_TOKENS:
             return decode(token_ids)
-        return await self._in_thread(lambda: decode(token_ids))
+        return await _in_thread(model, lambda: decode(token_ids))
 
     async def _encode(
         self,
@@ -165,16 +163,7 @@ class PromptMaker:
         def encode() -> list[int]:
             return model.text.encode(text, is_chat=is_chat, param=param)
 
-        return encode() if is_short and model.text.is_quick else await self._in_thread(encode)
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        """Return the result of `work`. Raises OverloadedError when no thread gets it done."""
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(_THREAD_WAIT_S):
-                return await loop.run_in_executor(self._executor, work)
-        except TimeoutError:
-            raise OverloadedError("the frontend's tokenizer threads are busy") from None
+        return encode() if is_short and model.text.is_quick else await _in_thread(model, encode)
 
 
 def _check_arguments(body: ChatRequest) -> None:
@@ -271,3 +260,15 @@ def check_token_ids(token_ids: list[int] | dict[int, float], model: TokenModel, 
             f"has token {max(token_ids)}; the model's vocabulary ends at "
             f"{model.card.vocab_size - 1}",
         )
+
+
+async def _in_thread(model: TokenModel, work: Callable[[], T]) -> T:
+    """Return the result of `work`. Raises OverloadedError when no thread gets it done."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(_THREAD_WAIT_S):
+            return await loop.run_in_executor(model.text.threads, work)
+    except TimeoutError:
+        raise OverloadedError(
+            f"the frontend's tokenizer threads of model {model.card.name!r} are busy"
+        ) from None

@@ -1,7 +1,6 @@
 """The frontend's process: its node, its HTTP server, and their coming and going."""
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 
 from starlette.middleware.cors import CORSMiddleware
@@ -58,9 +57,12 @@ class FrontendServer:
         self.address = ""  # host:port, once listening
         self._node = node
         self._endpoint = EndpointAddress(namespace, node.component, "http")
-        self._executor = ThreadPoolExecutor(frontend.tokenizer_threads, "tokenizer")
         self.catalog = Catalog(
-            node.discovery, node.client, namespace, self._executor, frontend.model_grace_s
+            node.discovery,
+            node.client,
+            namespace,
+            frontend.tokenizer_threads,
+            frontend.model_grace_s,
         )
         self._targets = ScrapeTargets(node.discovery, namespace, self.catalog)
         self.router = Router(router)
@@ -79,7 +81,6 @@ class FrontendServer:
             self.metrics,
             self.recent,
             self._trace,
-            self._executor,
             Room(frontend.max_waiting_requests),
         )
         self.collector = Collector(
@@ -141,7 +142,6 @@ class FrontendServer:
         await self._targets.close()
         await self.catalog.close()
         await self._trace.__aexit__()
-        self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 def _with_cors(app: ASGIApp, allowed: list[str]) -> ASGIApp:

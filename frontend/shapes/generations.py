@@ -24,7 +24,7 @@ class Generations:
     """Finds the model of a body, and plans its answer."""
 
     def __init__(self, deps: FrontendDeps) -> None:
-        self.prompt_maker = PromptMaker(deps.config, deps.executor)
+        self.prompt_maker = PromptMaker(deps.config)
         self._deps = deps
 
     @property

@@ -72,6 +72,7 @@ def load_json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     """Return the object in a file, empty where there is none. Raises ModelError naming it."""
     try:
         loaded = json.loads(files.get(name, b"{}"))
+        json.dumps(loaded, ensure_ascii=False).encode()  # half of a surrogate pair is no text
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{name}: {error}") from error
     if not isinstance(loaded, dict):

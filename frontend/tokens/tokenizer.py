@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -23,10 +24,12 @@ _MARK = "TANDEM_CONTINUES_HERE "  # behind the content of a message that is cont
 class ModelText:
     """Text to token ids and back, for one model.
 
-    Raises ModelError naming the file at fault.
+    Long texts are for `threads`, of which there are `num_threads` once they are needed: a tokenizer
+    or a template that takes long holds up no other model. Raises ModelError naming the file at
+    fault.
     """
 
-    def __init__(self, files: Mapping[str, bytes]) -> None:
+    def __init__(self, files: Mapping[str, bytes], num_threads: int = 1) -> None:
         tokenizer = _load_tokenizer(files)
         tokens = FolderTokens(files)
         tokens.add_to(tokenizer)
@@ -44,6 +47,7 @@ class ModelText:
         self.longest_token = self._tokenizer.longest_token  # characters
         self.is_quick = self._tokenizer.is_quick  # short texts may be tokenized on the event loop
         self.detokenizers = DetokenizerFactory(self._tokenizer)
+        self.threads = ThreadPoolExecutor(num_threads, "tokenizer")
 
     def render(
         self,

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Self
 
-from tandem.runtime.process.metrics import counter
+from tandem.runtime.process.metrics import counter, gauge
 
 logger = logging.getLogger(__name__)
 
@@ -29,12 +29,13 @@ _WAITS = ("threading.py", "queue.py", "selectors.py", "socket.py", "thread.py")
 
 
 class LoopMetrics:
-    """The metric of the time that the event loop stood."""
+    """The metrics of the event loop: the time that it stood, and its tasks."""
 
     def __init__(self) -> None:
         self.stood = counter(
             "event_loop_stood_seconds", "Time that the event loop stood, by call", ["call"]
         )
+        self.tasks = gauge("event_loop_tasks", "Tasks of the event loop that have not ended")
 
 
 class LoopWatch:
@@ -52,6 +53,7 @@ class LoopWatch:
 
     def __enter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
+        self._metrics.tasks.set_function(lambda: len(asyncio.all_tasks(self._loop)))
         self._loop_thread = threading.get_ident()
         self._note_next(time.perf_counter())
         self._thread.start()

@@ -102,8 +102,7 @@ def test_only_candidates_are_chosen_and_the_same_ones_again(
     assert decision.instance_id in candidates
     again = second.choose(candidates, HASHES, 100)
     assert replace(decision, compared=None) == replace(again, compared=None)
-    if decision.compared is not None:
-        routed = decision.compared.routed()
+    if (routed := decision.routed) is not None:
         assert routed.instance_ids == candidates
         chosen = routed.instance_ids.index(decision.instance_id)
         assert routed.first_token_s[chosen] * 1e3 == pytest.approx(decision.predicted_ms)
@@ -395,3 +394,32 @@ def test_a_prompt_goes_where_its_first_token_comes_in_time() -> None:
     assert own.instance_id == "b", "a request may have a target of its own"
     late = report("a", target, 0, num_waiting_tokens=6000), report("b", target, 500)
     assert router(*late).choose(["a", "b"], [], 200).instance_id == "a", "none keeps it"
+
+
+def test_the_sum_of_workers_that_take_tickets_is_that_of_each() -> None:
+    """However requests, reports and candidates change meanwhile."""
+    rng, now = random.Random(7), 1e6
+    chosen = router(*(report(name) for name in "abcd"))
+    chosen.clock = lambda: now
+    table, running = chosen._loads, list[str]()
+    for number in range(300):
+        now += rng.random()
+        names = sorted(rng.sample("abcd", rng.choice((2, 3, 4, 4, 4))))
+        decision = chosen.choose(names, [], 50)
+        chosen.started(str(number), decision, 50)
+        running.append(str(number))
+        if rng.random() < 0.7:
+            chosen.finished(running.pop(rng.randrange(len(running))))
+        costs = replace(COSTS, has_target=rng.random() < 0.7)
+        chosen.update_load(report(rng.choice("abcd"), costs, rng.randrange(9)), BLOCK_SIZE)
+        table.arrange(names)
+        shares = [table.add(name).sharing() for name in names]
+        sharing = table.sharing()
+        assert (sharing is None) == (not any(each.num_workers for each in shares))
+        if sharing is not None:
+            _, num_answers, total = sharing
+            assert total.num_workers == sum(each.num_workers for each in shares)
+            assert total.num_answers == sum(each.num_answers for each in shares)
+            assert num_answers.tolist() == [each.num_answers for each in shares]
+            assert total.context == pytest.approx(sum(each.context for each in shares))
+            assert total.rate_at(now) == pytest.approx(sum(each.rate_at(now) for each in shares))

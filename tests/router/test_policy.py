@@ -200,6 +200,6 @@ def test_a_removed_instance_starts_from_nothing() -> None:
 def test_of_many_instances_that_were_compared_a_request_names_the_cheapest() -> None:
     first_token_s = np.arange(40, 0, -1) / 10
     names = [str(number) for number in range(40)]
-    routed = Compared(names, first_token_s, first_token_s, np.ones(40)).routed()
+    routed = Compared(names, first_token_s, first_token_s, np.ones(40, dtype=bool)).routed()
     assert routed.instance_ids == [str(number) for number in range(39, 39 - MAX_ROUTED, -1)]
     assert routed.costs_s == pytest.approx([(1 + at) / 10 for at in range(MAX_ROUTED)])

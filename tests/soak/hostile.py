@@ -53,6 +53,7 @@ class Verdict:
 
     violations: list[str] = field(default_factory=list)
     num_honest: int = 0
+    num_ended: int = 0  # honest streams that did not come to their end
     largest_gap: tuple[float, str] = (0.0, "")  # and the attacks that ran beside it
     longest_wait_s: float = 0.0  # for a first token
     rss: dict[str, tuple[int, int, int]] = field(default_factory=dict)
@@ -72,7 +73,8 @@ class Verdict:
         gap_s, beside = self.largest_gap
         good = "" if gap_s <= GOOD_GAP_S else f", over {GOOD_GAP_S:g} s"
         lines = [
-            f"{self.num_honest} honest answers; largest gap {gap_s:.2f} s{good} ({beside}), "
+            f"{self.num_honest} honest answers, {self.num_ended} ended early; "
+            f"largest gap {gap_s:.2f} s{good} ({beside}), "
             f"longest wait for a first token {self.longest_wait_s:.2f} s",
             *(
                 f"  {name:<40} {len(each.runs):>3} runs, longest {each.longest_s:6.2f} s  "
@@ -224,6 +226,7 @@ def _judge_answers(
     verdict.num_honest = len(outcomes)
     for outcome in outcomes:
         kind = classify(outcome, expected[outcome.order.question.number], excused=False)
+        verdict.num_ended += bool(outcome.error or outcome.broken or outcome.has_hung)
         if kind != "right":
             beside = verdict.beside(outcome.started_at, outcome.finished_at)
             reason = outcome.error or outcome.broken

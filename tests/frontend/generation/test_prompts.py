@@ -1,10 +1,12 @@
 """The making of prompts: nothing of it stands in front of the streams of others."""
 
 import asyncio
+import threading
+from typing import Any
 
 import pytest
 
-from tandem.frontend.generation.prompts import PromptMaker
+from tandem.frontend.generation import prompts
 from tandem.frontend.tokens.tokenizer import ModelText
 from tests.frontend.bodies.test_bad_input import error_of
 from tests.frontend.frontend_stack import Stack, model_files
@@ -67,14 +69,14 @@ async def test_prompts_that_are_long_together_are_tokenized_beside_the_loop(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_in_thread = 0
-    in_thread = PromptMaker._in_thread
+    in_thread = prompts._in_thread
 
-    async def noted(self: PromptMaker, work: object) -> object:
+    async def noted(model: Any, work: Any) -> Any:
         nonlocal num_in_thread
         num_in_thread += 1
-        return await in_thread(self, work)
+        return await in_thread(model, work)
 
-    monkeypatch.setattr(PromptMaker, "_in_thread", noted)
+    monkeypatch.setattr(prompts, "_in_thread", noted)
     assert (await stack.complete(prompt=["hello " * 10] * 100, max_tokens=1)).status_code == 200
     assert num_in_thread == 100
 
@@ -91,3 +93,37 @@ async def test_a_template_that_runs_on_costs_its_own_request_only() -> None:
         response = await chat
         assert response.status_code == 400 and "template" in str(error_of(response)["message"])
         assert num_answered > 5  # one or two if the template ran on the event loop
+
+
+async def test_a_tokenizer_that_stands_still_costs_the_requests_of_its_own_model_only(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompts, "_INLINE_CHARACTERS", 0)
+    slow = await stack.add_worker(model="slow", endpoint="a.b.c", files=model_files("{{ 1 }}"))
+    await eventually(lambda: stack.num_known == 2)
+    begun, go_on = threading.Semaphore(0), threading.Event()
+    encode = ModelText.encode
+
+    def stand_still(self: ModelText, text: str, *, is_chat: bool, param: str) -> list[int]:
+        if text.startswith("stand"):
+            begun.release()
+            assert go_on.wait(60)
+        return encode(self, text, is_chat=is_chat, param=param)
+
+    monkeypatch.setattr(ModelText, "encode", stand_still)
+    num_stuck = 2 * stack.config.tokenizer_threads
+    stuck = [
+        asyncio.create_task(stack.complete(model="slow", prompt=f"stand {i}"))
+        for i in range(num_stuck)
+    ]
+    try:
+        for _ in range(stack.config.tokenizer_threads):
+            await asyncio.to_thread(begun.acquire)
+        for _ in range(3):
+            assert (await stack.complete(prompt="Hello")).status_code == 200
+        assert not slow.requests and not any(each.done() for each in stuck)
+    finally:
+        go_on.set()
+        answers = await asyncio.gather(*stuck)
+    assert [each.status_code for each in answers] == [200] * num_stuck
+    assert len(slow.requests) == num_stuck

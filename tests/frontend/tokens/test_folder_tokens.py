@@ -116,6 +116,11 @@ def test_a_token_without_an_embedding_is_not_added(tmp_path: Path) -> None:
         (ADDED, {"<x>": "y"}),
         (ADDED, []),
         (MAP, 1),
+        # no texts: halves of surrogate pairs
+        (CONFIG, {"added_tokens_decoder": {"1": {"content": "\ud800"}}}),
+        (CONFIG, {"chat_template": "\udfff"}),
+        (ADDED, {"\ud800": 300}),
+        (MAP, {"bos_token": "\ud800"}),
     ],
 )
 def test_tokens_that_are_none_are_an_error_that_names_the_file(file: str, fields: object) -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from prometheus_client import REGISTRY
 
 from tandem.runtime.process import loop_watch
 from tandem.runtime.process.lifecycle import Lifecycle
@@ -38,6 +39,18 @@ async def test_the_call_in_which_the_loop_stands_is_logged_and_counted(
     lines = [each for each in caplog.messages if "stand_still" in each]
     assert len(lines) == 1 and "the event loop stood for" in lines[0]
     assert stood_s(call) - before >= 2 * loop_watch.STOOD_S
+
+
+async def test_tasks_that_have_not_ended_are_counted() -> None:
+    count = REGISTRY.get_sample_value
+    with LoopWatch():
+        before = count("tandem_event_loop_tasks") or 0
+        tasks = [asyncio.create_task(asyncio.sleep(3600)) for _ in range(3)]
+        assert count("tandem_event_loop_tasks") == before + 3
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert count("tandem_event_loop_tasks") == before
 
 
 async def test_calls_that_the_metric_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 from collections.abc import Awaitable
 from itertools import chain
 from typing import Any
@@ -93,6 +94,34 @@ async def hostile_schemas(target: Target) -> list[int]:
     ]:
         statuses += await post(target, COMPLETIONS, body)
     return statuses
+
+
+async def grammars_that_cost_more_with_each_token(target: Target) -> list[int]:
+    """Ambiguous ones: the parser keeps every way to read the answer so far."""
+    grammars = (
+        'start: e\ne: e e | "a" | "b" e | ',
+        'start: e\ne: e e | "a"',
+        'root ::= root root | "a" | ""',
+    )
+    fields: dict[str, Any] = {"min_tokens": 200, "max_tokens": 200}
+    bodies = [completion(target, guided_grammar=each, **fields) for each in grammars * 3]
+    return await _all(*(post(target, COMPLETIONS, body) for body in bodies))
+
+
+async def grammars_that_wait_for_a_trial(target: Target) -> list[int]:
+    """New ones, of eight callers at a time, none of which passes."""
+    drawn = random.randrange(2**60)
+    schemas = [
+        {"allOf": [{"pattern": f"^.*x{drawn + caller}{i}.*$"} for i in range(40)]}
+        for caller in range(8)
+    ]
+    bodies = [completion(target, guided_json=schema) for schema in schemas]
+    return await _all(*(post(target, COMPLETIONS, body) for body in bodies))
+
+
+async def many_tokens_from_many_callers(target: Target) -> list[int]:
+    body = _body(target, {"tokens": [1] * 2**20})
+    return await _all(*(post(target, DETOKENIZE, body) for _ in range(6)))
 
 
 async def schemas_as_deep_as_a_field_is_long(target: Target) -> list[int]:
@@ -192,6 +221,7 @@ async def hostile_tokens(target: Target) -> list[int]:
 
 
 API_ATTACKS: tuple[Attack, ...] = (
-    hostile_schemas, schemas_as_deep_as_a_field_is_long, hostile_tools, hostile_responses,
-    stored_responses, hostile_messages, hostile_tokens,
+    hostile_schemas, grammars_that_cost_more_with_each_token, grammars_that_wait_for_a_trial,
+    schemas_as_deep_as_a_field_is_long, hostile_tools, hostile_responses, stored_responses,
+    hostile_messages, hostile_tokens, many_tokens_from_many_callers,
 )  # fmt: skip
