@@ -23,6 +23,7 @@ import pytest
 from tandem.config.topology import TOPOLOGIES
 from tandem.decode.admission import MIN_GAIN
 from tandem.runtime.context import RequestContext
+from tandem.runtime.errors import UnavailableError
 from tandem.runtime.local.child_process import ChildProcess
 from tandem.runtime.wire.cluster_messages import RoleChange, WorkerStatus
 from tandem.runtime.wire.messages import encode
@@ -32,7 +33,7 @@ from tests.services import free_port
 NUM_ANSWERS = 16  # that run all the time: a prompt beside them delays each
 NUM_PROMPTS = 12
 LONG, SHORT = 1500, 200  # tokens; disagg.max_local_prefill_length is 1000
-READY_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 120.0
 EMULATED = "h100/llama-3.1-70b"  # a long prompt takes half a second there, an answer minutes
 EMULATE = f"--engine.emulate={EMULATED}"
 
@@ -208,8 +209,14 @@ async def change_role(cluster: Cluster, name: str, role: str) -> None:
     pid = cluster.children[name].pid
     address = next(each.address for each in await cluster.instances() if each.pid == pid)
     change = encode(msgspec.convert({"role": role, "type": "RoleChange"}, RoleChange))
-    context = RequestContext(timeout_s=60)
-    answer = await cluster.client.call(address, "change_role", change, context)
+    async with asyncio.timeout(READY_TIMEOUT_S):
+        while True:
+            try:
+                context = RequestContext(timeout_s=READY_TIMEOUT_S)
+                answer = await cluster.client.call(address, "change_role", change, context)
+                break
+            except UnavailableError:  # it is registered, and takes up its second role
+                await asyncio.sleep(0.05)
     assert msgspec.msgpack.decode(answer, type=WorkerStatus).load.role == role
 
 
