@@ -1,13 +1,20 @@
-"""The router's config: the weights of prefix overlap and load."""
+"""The router's config: how it chooses, the weight of prefix overlap, and the index's size."""
+
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 
 class RouterConfig(BaseModel):
-    """Weights of the cost function, and the size of the KV index."""
+    """How a worker is chosen, the weight of a cached prefix, and the size of the KV index."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    policy: Literal["cost", "round_robin"] = Field(
+        "cost",
+        description="cost: the worker where a prompt is predicted to delay all answers least; "
+        "round_robin: the workers in turn, whatever they hold or do",
+    )
     overlap_weight: float = Field(
         1.0,
         ge=0,

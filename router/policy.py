@@ -86,6 +86,8 @@ class Router:
     Instances without a batch row or the blocks for the prompt are passed over, and with a target
     of the first token those that would miss it, as long as another one is left.
 
+    By `round_robin` the instances are chosen in turn instead, and nothing is predicted.
+
     Of workers that take tickets too, where prompts take much of the time, only as many are chosen
     from as should hold the answers (`num_holding`), those with the most of them. The others soon
     have none: there prompts are computed without answers that wait for them.
@@ -100,6 +102,7 @@ class Router:
     index: KvIndex = field(init=False)
     _loads: LoadTable = field(default_factory=LoadTable)
     _requests: dict[str, _Request] = field(default_factory=dict)
+    _last_in_turn: str = ""  # the instance of the last choice by `round_robin`
 
     def __post_init__(self) -> None:
         self.index = KvIndex(self.config.max_index_entries)
@@ -116,7 +119,8 @@ class Router:
 
     def heeds_prefix(self, candidates: list[str]) -> bool:
         """Return True if the hashes of a prompt can make a difference to `choose`."""
-        if len(candidates) == 1 or self.config.overlap_weight == 0:
+        config = self.config
+        if len(candidates) == 1 or config.overlap_weight == 0 or config.policy == "round_robin":
             return False
         return self.index.holds_any(candidates)
 
@@ -132,6 +136,8 @@ class Router:
         `hashes` may be empty where `heeds_prefix` is False. `ttft_target_s` is the request's own,
         in place of that which the instances report.
         """
+        if self.config.policy == "round_robin":
+            return self._next_in_turn(candidates)
         if len(candidates) == 1:
             return self._only(candidates[0], num_blocks)
         loads = self._loads
@@ -188,6 +194,12 @@ class Router:
         predicted_ms, cost_ms = first_token_s * 1e3, cost_s * 1e3
         reason = _reason(predicted_ms, cost_ms, f"1, overlap 0/{num_blocks}")
         return RoutingDecision(instance_id, 0, reason, predicted_ms, cost_ms, compared=compared)
+
+    def _next_in_turn(self, candidates: list[str]) -> RoutingDecision:
+        """Return the instance whose ID follows that of the last choice."""
+        following = (each for each in candidates if each > self._last_in_turn)
+        self._last_in_turn = min(following, default=min(candidates))
+        return RoutingDecision(self._last_in_turn, 0, f"in turn; 1 of {len(candidates)}")
 
     def _blocks(self, num_cached: Floats | None, num_blocks: int) -> Floats:
         """Return the costs in blocks, where no costs of steps are known."""

@@ -1,4 +1,4 @@
-"""Topologies beside the same workers unsplit, under the same loads in turns.
+"""Topologies beside the same workers unsplit, chosen by the router and in turn, under one load.
 
 python -m tandem.bench.unsplit --trace conversation_trace.jsonl --output unsplit.json
 """
@@ -28,6 +28,7 @@ from tandem.bench.report.options import parse
 from tandem.bench.stack.served_stack import ServedStack, served
 from tandem.bench.unsplit.cells import (
     CAPACITY_CALLERS,
+    DEFAULT,
     SHARES,
     Cell,
     Options,
@@ -38,6 +39,8 @@ from tandem.bench.unsplit.cells import (
     trace_names,
 )
 from tandem.bench.unsplit.table import (
+    BASELINES,
+    ROUND_ROBIN,
     UNSPLIT,
     Reasons,
     Results,
@@ -51,15 +54,16 @@ from tandem.runtime.clock import set_pace
 from tandem.runtime.errors import ConfigError, ServiceError, TandemError
 
 MODULE = "tandem.bench.unsplit"
-DEFAULT = "default"
 BEGIN, END = "<!-- unsplit: bench/unsplit writes this table -->", "<!-- end of unsplit -->"
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 
 HOW = {
-    "unsplit": "decode workers that prefill every prompt themselves (policy always_local)",
-    "ratio": "how many times as good as unsplit, for rates and for times alike: above 1 is "
-    "better. The median of the ratios within each round; their least and greatest",
+    UNSPLIT: "decode workers that prefill every prompt themselves (policy always_local)",
+    ROUND_ROBIN: "the same workers, chosen in turn (router.policy round_robin)",
+    "ratio": "how many times as good as the unsplit workers with the better median of the metric "
+    "in the cell, for rates and for times alike: above 1 is better. The median of the ratios "
+    "within each round; their least and greatest",
     "cell": "c4-1500-64 is a closed loop of 4 callers, prompts of 1500 tokens, answers of 64; "
     "a trace's beginning is scaled in time to a share of its capacity",
     "capacity": f"requests/s of the trace that the unsplit workers answer to {CAPACITY_CALLERS} "
@@ -75,7 +79,7 @@ HOW = {
 
 UNSPLIT_TOPOLOGY = """\
 roles:
-  frontend: {{count: 1}}
+  frontend: {{count: 1, config: {{router.policy: {policy}}}}}
   decode: {{count: {workers}, gpu: auto, config: {{disagg.policy: always_local}}}}
 """
 
@@ -83,8 +87,8 @@ roles:
 SPLIT_TOPOLOGY = """\
 roles:
   frontend: {{count: 1}}
-  prefill: {{count: {0}}}
-  decode: {{count: {1}}}
+  prefill: {{count: {0}, gpu: auto}}
+  decode: {{count: {1}, gpu: auto}}
 """
 
 
@@ -106,9 +110,11 @@ class Comparison:
         self._run_dir = run_dir
         self._deadline_s = time.perf_counter() + options.minutes * 60
         self._started_at, self._commit = utc_now(), this_commit()
-        unsplit = run_dir / f"{UNSPLIT}.yaml"
-        unsplit.write_text(UNSPLIT_TOPOLOGY.format(workers=options.workers))
-        self._topologies: dict[str, str | None] = {UNSPLIT: str(unsplit)}
+        self._topologies: dict[str, str | None] = {}
+        for name, policy in zip(BASELINES, ("cost", "round_robin"), strict=True):
+            unsplit = run_dir / f"{name}.yaml"
+            unsplit.write_text(UNSPLIT_TOPOLOGY.format(workers=options.workers, policy=policy))
+            self._topologies[name] = str(unsplit)
         for name in options.contender:
             file = self._split_file(name) or name
             self._topologies[Path(name).stem] = None if name == DEFAULT else file

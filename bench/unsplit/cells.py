@@ -12,8 +12,10 @@ from tandem.bench.load.metrics import parse_slos
 from tandem.bench.load.options import BenchOptions
 from tandem.bench.load.trace import read_trace
 from tandem.bench.report.options import option
+from tandem.bench.unsplit.table import BASELINES
 from tandem.runtime.errors import ConfigError
 
+DEFAULT = "default"
 TraceLoad = Literal["low", "knee", "overload"]
 # of the requests/s that the unsplit workers answer to `CAPACITY_CALLERS` callers
 SHARES: Mapping[TraceLoad, float] = {"low": 0.5, "knee": 0.85, "overload": 1.25}
@@ -38,9 +40,9 @@ class Options:
     model: Path = option(Path("bundled"), "model, as tandem serve takes it")
     workers: int = option(2, "unsplit workers; every contender must have as many", least=1)
     contender: tuple[str, ...] = option(
-        ("default", "disagg-1p1d"),
+        (),
         "topologies to compare, by name or file; default: what tandem serve starts; 2p1d: so many "
-        "prefill and decode workers",
+        "prefill and decode workers (without any: default, and each split of the workers)",
     )
     setting: tuple[str, ...] = option((), "SECTION.KEY=VALUE of the config of all of them")
     emulate: str | None = option(None, "profile of emulated devices, as tandem serve takes it")
@@ -66,8 +68,9 @@ class Options:
     def __post_init__(self) -> None:
         names = [Path(each).stem for each in self.contender]
         for param, chosen in (("contender", names), ("trace", [p.stem for p in self.trace])):
-            if len(set(chosen)) < len(chosen) or "unsplit" in chosen:
-                raise ConfigError(f"--{param}: names must differ, and none is unsplit: {chosen}")
+            if len(set(chosen)) < len(chosen) or any(name in BASELINES for name in chosen):
+                taken = ", ".join(BASELINES)
+                raise ConfigError(f"--{param}: names must differ, and none is of {taken}: {chosen}")
         _ = self.targets
 
     @property
@@ -76,9 +79,11 @@ class Options:
         return {"tight": parse_slos([self.tight]), "loose": parse_slos([self.loose])}
 
     def resolved(self) -> "Options":
-        """Return the options with a seed, and with those that --quick stands for."""
+        """Return the options with a seed, contenders, and those that --quick stands for."""
         seed = secrets.randbits(32) if self.seed is None else self.seed
-        return replace(self, seed=seed, **(QUICK if self.quick else {}))
+        splits = (f"{count}p{self.workers - count}d" for count in range(1, self.workers))
+        contender = self.contender or (DEFAULT, *splits)
+        return replace(self, seed=seed, contender=contender, **(QUICK if self.quick else {}))
 
 
 @dataclass(frozen=True, slots=True)

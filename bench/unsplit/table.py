@@ -1,9 +1,9 @@
-"""The ratios of contenders to the unsplit workers, as figures and as a table. Pure."""
+"""The ratios of contenders to the better unsplit workers, as figures and as a table. Pure."""
 
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tandem.bench.load.metrics import Summary, summarize
@@ -14,6 +14,8 @@ from tandem.bench.report.figures import Figure, Target, at_least
 from tandem.emulation.profile import MAX_LATE_SHARE
 
 UNSPLIT = "unsplit"
+ROUND_ROBIN = "unsplit-round-robin"
+BASELINES = (UNSPLIT, ROUND_ROBIN)
 PROMISE = at_least(0.97)
 
 Values = dict[str, float]  # of one run, by the names of metrics
@@ -37,6 +39,13 @@ class Metric:
         pair = (ours[self.name], unsplit[self.name])
         above, below = pair if self.is_rate else reversed(pair)
         return above / below if below else None
+
+    def goodness(self, rounds: Sequence[Values]) -> float:
+        """Return a number that is higher for better rounds: of their median."""
+        found = [values[self.name] for values in rounds if self.name in values]
+        if not found:
+            return -math.inf
+        return statistics.median(found) * (1 if self.is_rate else -1)
 
 
 METRICS = (
@@ -79,24 +88,32 @@ def is_late(values: Values) -> bool:
 def figures_of(results: Results) -> Iterator[Figure]:
     """Yield the ratio of each contender, metric and cell; a sample is the ratio within a round.
 
-    A round with a run that was too late is left out.
+    The unsplit workers of a ratio are those with the better median of the metric in the cell; those
+    that are chosen in turn have ratios to the others, without a target. A round with a run that was
+    too late is left out.
     """
     for cell, rounds in results.items():
         for contender in rounds:
             if contender == UNSPLIT:
                 continue
-            pairs = [
-                pair
-                for pair in zip(rounds[contender], rounds.get(UNSPLIT, ()), strict=False)
-                if not any(map(is_late, pair))
-            ]
             for metric in METRICS:
-                found = [metric.ratio(*pair) for pair in pairs]
+                baseline = _baseline(contender, rounds, metric)
+                pairs = zip(rounds[contender], rounds.get(baseline, ()), strict=False)
+                kept = [pair for pair in pairs if not any(map(is_late, pair))]
+                found = [metric.ratio(*pair) for pair in kept]
                 samples = tuple(ratio for ratio in found if ratio is not None)
                 if samples:
-                    label = f"{cell}: {metric.title}, {contender}"
+                    label = f"{cell}: {metric.title}, {contender} against {baseline}"
+                    target = None if contender == ROUND_ROBIN else metric.target
                     name = _name(cell, contender, metric)
-                    yield Figure(name, label, "x", samples, metric.target)
+                    yield Figure(name, label, "x", samples, target)
+
+
+def _baseline(contender: str, rounds: Mapping[str, list[Values]], metric: Metric) -> str:
+    if contender == ROUND_ROBIN:
+        return UNSPLIT
+    measured = [name for name in BASELINES if name in rounds]
+    return max(measured, key=lambda name: metric.goodness(rounds[name]), default=UNSPLIT)
 
 
 def markdown(results: Results, reasons: Reasons) -> str:
@@ -118,30 +135,35 @@ def markdown(results: Results, reasons: Reasons) -> str:
 def _table(
     contender: str, results: Results, figures: Mapping[str, Figure], reasons: Counter[str]
 ) -> Iterator[str]:
-    titles = ["cell", "unsplit, requests/s", *(metric.title for metric in METRICS), "remote"]
-    yield f"**{contender}** against unsplit:\n"
+    names = [name for name in BASELINES if name != contender]
+    rates_of = [f"{name}, requests/s" for name in names]
+    titles = ["cell", *rates_of, *(metric.title for metric in METRICS), "remote"]
+    whom = "unsplit" if contender == ROUND_ROBIN else "the better unsplit"
+    yield f"**{contender}** against {whom}:\n"
     yield f"| {' | '.join(titles)} |"
     yield "|---" * len(titles) + "|"
     shown = {cell: rounds for cell, rounds in results.items() if rounds.get(contender)}
     judged: list[Figure] = []
     for cell, rounds in shown.items():
-        rates = [values["request_throughput"] for values in rounds.get(UNSPLIT, ())]
         found = [figures.get(_name(cell, contender, metric)) for metric in METRICS]
-        row = [cell, f"{statistics.median(rates):.2f}" if rates else "-", *map(_text, found)]
+        row = [cell, *(_rate(rounds.get(name, ())) for name in names), *map(_text, found)]
         remote = statistics.median(values["remote_share"] for values in rounds[contender])
         yield f"| {' | '.join(row)} | {remote:.0%} |"
         judged += [figure for figure in found if figure is not None and figure.target]
     means = [_mean([each for each in judged if each.name.endswith(m.name)]) for m in METRICS]
-    yield f"| geometric mean, standard error | | {' | '.join(means)} | |"
-    num_met = sum(figure.verdict == "met" for figure in judged)
-    yield f"\n{num_met} of {len(judged)} medians with a target reach it ({PROMISE.text()})."
+    yield f"| geometric mean, standard error |{' |' * len(names)} {' | '.join(means)} | |"
+    yield ""
+    if judged:
+        num_met = sum(figure.verdict == "met" for figure in judged)
+        yield f"{num_met} of {len(judged)} medians with a target reach it ({PROMISE.text()})."
     failed = {
         f"{cell}, {name}": sum(values["num_failed"] for values in rounds.get(name, ()))
         for cell, rounds in shown.items()
-        for name in (UNSPLIT, contender)
+        for name in (*names, contender)
     }
-    names = (UNSPLIT, contender)
-    runs = [run for rounds in shown.values() for name in names for run in rounds.get(name, ())]
+    runs = [
+        run for each in shown.values() for name in (*names, contender) for run in each.get(name, ())
+    ]
     if num_late := sum(map(is_late, runs)):
         yield f"Runs with emulated steps later than {MAX_LATE_SHARE:.0%}, not judged: {num_late}."
     if any(failed.values()):
@@ -166,6 +188,11 @@ def _text(figure: Figure | None) -> str:
     if figure is None or figure.value is None:
         return "-"
     return f"{figure.value:.2f} ({min(figure.samples):.2f} to {max(figure.samples):.2f})"
+
+
+def _rate(rounds: Sequence[Values]) -> str:
+    rates = [values["request_throughput"] for values in rounds]
+    return f"{statistics.median(rates):.2f}" if rates else "-"
 
 
 def _name(cell: str, contender: str, metric: Metric) -> str:

@@ -227,7 +227,7 @@ async def test_ctrl_c_shows_what_was_measured_so_far(tmp_path: Path) -> None:
 
     async with serving(answer) as server:
         process = await start("--url", server.url, "--warmup", "0", "--output", str(output))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await reached.wait()
         process.signal(signal.SIGINT)
         outcome = await finish(process)

@@ -37,7 +37,7 @@ async def test_prompts_that_come_during_a_step_are_reported_before_it_ends(stage
         lambda _, report: reports.append(msgspec.msgpack.decode(report, type=LoadReport)),
     )
     step_ends = threading.Event()
-    worker.loop.post(lambda engine: step_ends.wait(30))
+    worker.loop.post(lambda engine: step_ends.wait(60))
     try:
         worker.own_prompts.add("a", 700)
         worker.own_prompts.add("b", 300)

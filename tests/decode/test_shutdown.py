@@ -40,13 +40,13 @@ async def test_a_signal_while_the_worker_is_being_registered_lets_its_answers_fi
             )
         )
         await is_known.wait()
-        await view.wait_for(lambda items: node.instance_id in items, 5)
+        await view.wait_for(lambda items: node.instance_id in items, 60)
         await stage.register(os.getpid())
         await stage.connect()
         answer, work = await stage.handoff(PROMPT)
         assert lifecycle.state is State.STARTING
         os.kill(os.getpid(), signal.SIGTERM)
-        await view.wait_for(lambda items: not items, 5)
+        await view.wait_for(lambda items: not items, 60)
         assert lifecycle.state is State.DRAINING
         await stage.deliver(work)
         assert await answer.whole() == stage.undisturbed(PROMPT)

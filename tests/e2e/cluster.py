@@ -226,7 +226,7 @@ class Cluster:
         pids = {child.pid for child in self.children.values() if child.exit_code is None}
         for instance in await self.instances():
             if instance.component == component and instance.pid in pids:
-                context = RequestContext(timeout_s=5)
+                context = RequestContext(timeout_s=SETTLE_TIMEOUT_S)
                 data = await self.client.call(instance.address, "status", b"", context)
                 answers.append(msgspec.msgpack.decode(data, type=WorkerStatus))
         return answers

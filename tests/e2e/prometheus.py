@@ -77,6 +77,11 @@ class Prometheus:
         assert answer["status"] == "success", f"{expression}: {answer}"
         return [s for s in answer["data"]["result"] if not math.isnan(float(s["value"][1]))]
 
+    async def firing(self) -> set[str]:
+        """The names of the alerts that fire now."""
+        series = await self.query('ALERTS{alertstate="firing"}')
+        return {each["metric"]["alertname"] for each in series}
+
     async def fired(self, over: str = "1h") -> set[str]:
         """The names of the alerts that fire, or did within this time."""
         series = await self.query(f'last_over_time(ALERTS{{alertstate="firing"}}[{over}])')

@@ -65,7 +65,7 @@ async def test_a_prefill_that_is_late_is_done_locally_and_its_blocks_are_free_wh
     async with DistributedRuntime(runtime_config) as decode:
         serving = [asyncio.create_task(serve_service(decode, skeleton.DecodeWorker))]
         client = await decode.endpoint("disagg-skeleton.DecodeWorker.generate").client()
-        await client.wait_for_instances(timeout_s=20)
+        await client.wait_for_instances(timeout_s=60)
         await check(client, WORDS, "local")
         assert len(caches[0].free) == skeleton.NUM_BLOCKS - len(WORDS)
         async with DistributedRuntime(runtime_config) as prefill:

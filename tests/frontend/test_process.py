@@ -34,13 +34,13 @@ async def test_it_joins_serves_and_leaves_at_sigterm(runtime_config: RuntimeConf
     process = await start(runtime_config)
     try:
         view = watch_instances(discovery, runtime_config.namespace, "frontend")
-        await view.wait_for(lambda items: len(items) == 1, 20)
+        await view.wait_for(lambda items: len(items) == 1, 60)
         (instance,) = view.items.values()
         async with httpx.AsyncClient(base_url=f"http://{instance.address}") as http:
             assert (await http.get("/live")).status_code == 200
             assert (await http.get("/health")).status_code == 503
         process.signal(signal.SIGTERM)
-        await view.wait_for(lambda items: not items, 5)
+        await view.wait_for(lambda items: not items, 60)
         _, log = await output_of(process)
         assert process.exit_code == 0, log.decode()
         assert b"Traceback" not in log, log.decode()

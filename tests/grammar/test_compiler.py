@@ -21,7 +21,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 def allowed(matcher: GrammarMatcher) -> set[int]:
     """The tokens that may follow."""
-    assert matcher.wait(10)
+    assert matcher.wait(60)
     words = [word & 0xFFFFFFFF for word in matcher.mask().tolist()]
     return {i for i in range(VOCAB_SIZE) if words[i // 32] >> i % 32 & 1}
 

@@ -8,7 +8,7 @@ import pytest
 from tandem.launch.cli.main import main
 from tandem.runtime.config import RuntimeConfig
 
-GONE_TIMEOUT_S = 10.0
+GONE_TIMEOUT_S = 60.0
 
 Tandem = Callable[..., tuple[int, str, str]]
 

@@ -12,8 +12,8 @@ from tandem.runtime.wire.messages import MAX_ROUTED
 HASHES = [bytes([byte]) * 16 for byte in range(10)]
 
 
-def router(**fields: float) -> Router:
-    return Router(RouterConfig(**fields), rng=random.Random(1))
+def router(**fields: object) -> Router:
+    return Router(RouterConfig.model_validate(fields), rng=random.Random(1))
 
 
 def report(who: str, used: int = 0, waiting_tokens: int = 0, num_running: int = 0) -> LoadReport:
@@ -64,6 +64,17 @@ def test_a_prefix_is_heeded_where_one_of_several_holds_blocks() -> None:
     assert not blind.heeds_prefix(["a", "b"])
     chosen.index.apply(KvEvent("b", "e", 2, removed=HASHES[:1]))
     assert not chosen.heeds_prefix(["a", "b"])
+
+
+def test_by_round_robin_instances_come_in_turn_whatever_they_hold() -> None:
+    chosen = router(policy="round_robin")
+    chosen.index.apply(KvEvent("b", "e", 1, stored=HASHES[:6]))
+    chosen.update_load(report("c", used=900, waiting_tokens=640))
+    assert not chosen.heeds_prefix(["a", "b", "c"])
+    ids = ["c", "a", "b"]
+    assert [chosen.choose(ids, [], 10).instance_id for _ in range(6)] == ["a", "b", "c"] * 2
+    assert chosen.choose(["c", "b"], [], 10).instance_id == "b"
+    assert chosen.choose(ids, [], 10) == RoutingDecision("c", 0, "in turn; 1 of 3")
 
 
 def test_a_queue_of_prompts_counts_as_load() -> None:

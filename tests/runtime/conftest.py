@@ -12,7 +12,7 @@ from tandem.runtime.plane.server import RequestServer, Responder
 from tests.runtime.plane.ends import calling, echo, hold, serving
 
 # patient: peers that speak the wire format by hand send no heartbeats
-CONFIG = RuntimeConfig(connect_timeout_s=2.0, heartbeat_misses=50)
+CONFIG = RuntimeConfig(connect_timeout_s=60.0, heartbeat_misses=50)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any, Self
 from tandem.runtime.config import RuntimeConfig
 from tandem.sdk import Client, Context, DistributedRuntime, Responses
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 async def data_of(responses: Responses) -> list[Any]:

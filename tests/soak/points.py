@@ -89,7 +89,7 @@ class Trap:
         """Let a worker that holds go on."""
         (self.folder / "release").touch()
 
-    async def fired(self, timeout_s: float = 10.0) -> float:
+    async def fired(self, timeout_s: float = 60.0) -> float:
         """Waits until it has happened; when that was (time.monotonic())."""
         async with asyncio.timeout(timeout_s):
             while True:

@@ -44,7 +44,7 @@ def sending(data: bytes) -> Answer:
 
 
 async def ask(
-    url: str, request: PreparedRequest = STREAM_REQUEST, timeout_s: float = 10.0
+    url: str, request: PreparedRequest = STREAM_REQUEST, timeout_s: float = 60.0
 ) -> RequestRecord:
     client = OpenAIClient(url, timeout_s=timeout_s)
     record = RequestRecord(0, 0.0)

@@ -69,6 +69,7 @@ def test_cells_are_chosen_by_name_and_a_pattern_without_a_cell_is_refused() -> N
     ("wrong", "named"),
     [
         ({"contender": ("default", "unsplit")}, "--contender"),
+        ({"contender": ("unsplit-round-robin",)}, "--contender"),
         ({"contender": ("a/mine.yaml", "b/mine.yaml")}, "--contender"),
         ({"trace": (Path("a/x.jsonl"), Path("b/x.jsonl"))}, "--trace"),
         ({"tight": "itl:5"}, "itl:5"),
@@ -79,8 +80,15 @@ def test_options_that_do_not_fit_together_are_named(wrong: dict[str, object], na
         Options(**wrong)  # type: ignore[arg-type]
 
 
+def test_without_a_contender_the_default_and_each_split_are_compared() -> None:
+    assert OPTIONS.resolved().contender == ("default", "1p1d")
+    assert replace(OPTIONS, workers=4).resolved().contender == ("default", "1p3d", "2p2d", "3p1d")
+    named = replace(OPTIONS, contender=("2p2d",))
+    assert named.resolved() == named
+
+
 def test_a_run_has_a_seed_and_quick_is_short() -> None:
     assert Options().resolved().seed != Options().resolved().seed
-    assert OPTIONS.resolved() == OPTIONS
+    assert OPTIONS.resolved().seed == OPTIONS.seed
     quick = replace(OPTIONS, quick=True).resolved()
     assert len(grid_cells(quick)) * quick.rounds * quick.seconds < 20

@@ -43,9 +43,10 @@ def test_a_run_writes_ratios_into_its_document_and_page(tmp_path: Path) -> None:
     assert main([*SMALL, "--output", str(output), "--page", str(page)]) == 0
     whole = json.loads(output.read_text())
     (rounds,) = whole["cells"].values()
-    assert {name: len(values) for name, values in rounds.items()} == {"unsplit": 1, "default": 1}
+    names = ["unsplit", "unsplit-round-robin", "default"]
+    assert {name: len(values) for name, values in rounds.items()} == dict.fromkeys(names, 1)
     assert all(not each["num_failed"] for values in rounds.values() for each in values)
-    assert all(not each["remote_share"] for each in rounds["unsplit"])
+    assert all(not each["remote_share"] for name in names[:2] for each in rounds[name])
     figure = whole["figures"]["c2-100-8/default/request_throughput"]
     assert len(figure["samples"]) == 1 and 0.1 < figure["value"] < 10
     text = page.read_text()

@@ -53,9 +53,9 @@ def test_a_figure_is_the_median_of_the_rounds_own_ratios() -> None:
     assert (rates.value, rates.verdict) == (pytest.approx(0.9), "missed")
     assert figures["c1/split/ttft p50"].verdict == "met"
     table = markdown({"c1": {"unsplit": unsplit, "split": split}}, {})
-    assert "| c1 | 10.00 | 0.90 (0.50 to 2.00) | 1.00 (1.00 to 1.00) |" in table
+    assert "| c1 | 10.00 | - | 0.90 (0.50 to 2.00) | 1.00 (1.00 to 1.00) |" in table
     assert "3 of 4 medians" in table
-    assert "| geometric mean, standard error | | 0.97 ± 0.39 | 1.00 ± 0.00 |" in table
+    assert "| geometric mean, standard error | | | 0.97 ± 0.39 | 1.00 ± 0.00 |" in table
     assert "| 25% |" in table and "Places" not in table
 
 
@@ -74,6 +74,26 @@ def test_what_was_not_measured_or_is_nothing_has_no_ratio() -> None:
     table = markdown(results, {})
     assert "| 1.00 (1.00 to 1.00) | - | - | 1.00 (1.00 to 1.00) |" in table
     assert "| c3 | - | - |" in table and "| c2 |" not in table
+
+
+def test_a_contender_is_held_against_the_unsplit_workers_with_the_better_median() -> None:
+    results = {
+        "c1": {
+            "unsplit": [values(4.0, 40.0), values(2.0, 90.0), values(2.0, 90.0)],
+            "unsplit-round-robin": [values(3.0, 80.0), values(3.0, 80.0), values(1.0, 100.0)],
+            "split": [values(3.0, 80.0)] * 3,
+        }
+    }
+    figures = {figure.name: figure for figure in figures_of(results)}
+    rates, times = figures["c1/split/request_throughput"], figures["c1/split/ttft p50"]
+    assert rates.samples == (1.0, 1.0, 3.0) and rates.label.endswith("unsplit-round-robin")
+    assert times.samples == (1.0, 1.0, 1.25)
+    in_turn = figures["c1/unsplit-round-robin/request_throughput"]
+    assert in_turn.samples == (0.75, 1.5, 0.5) and in_turn.target is None
+    table = markdown(results, {})
+    assert "**split** against the better unsplit:" in table
+    assert "| c1 | 2.00 | 3.00 | 1.00 (1.00 to 3.00) |" in table
+    assert "**unsplit-round-robin** against unsplit:" in table
 
 
 def test_failed_requests_are_told_beside_the_table() -> None:

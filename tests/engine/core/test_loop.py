@@ -150,7 +150,7 @@ async def test_a_step_does_not_wait_until_the_news_of_its_layers_is_heard(
         engine.on_layers = announce_and_tell
         seq = fake.make_seq("r", [1, 2, 3], 1, prefill_only=True, num_layer_groups=2)
         loop.post(lambda engine: engine.add(seq))
-        assert told.wait(20)  # with the asyncio thread, which therefore has heard nothing yet
+        assert told.wait(60)  # with the asyncio thread, which therefore has heard nothing yet
         assert heard == []
         await outputs.until(lambda: outputs.finished() == {"r"})
         assert [each.num_layers for each in heard] == [3]
@@ -269,7 +269,7 @@ async def test_a_caller_that_went_away_harms_nobody(fake: SimpleNamespace) -> No
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     async with running(fake.make_harness().engine) as (loop, _):
         release = threading.Event()
-        loop.post(lambda engine: release.wait(20))
+        loop.post(lambda engine: release.wait(60))
         waiter = asyncio.create_task(loop.call(lambda engine: 1))
         await asyncio.sleep(0)
         waiter.cancel()

@@ -22,7 +22,7 @@ def shown(address: str, ca: Path) -> str:
     host, _, port = address.rpartition(":")
     context = ssl.create_default_context(cafile=str(ca))
     with (
-        socket.create_connection((host, int(port)), timeout=5) as plain,
+        socket.create_connection((host, int(port)), timeout=60) as plain,
         context.wrap_socket(plain, server_hostname=host) as secured,
     ):
         certificate: Any = secured.getpeercert()

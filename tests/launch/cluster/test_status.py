@@ -62,7 +62,7 @@ async def test_a_stopped_process_is_not_waited_for(
             await node.put(key, msgspec.json.encode(node.instance(address, at)))
             names = ("namespace", "nats_url", "etcd_endpoints")
             flags = [f"--runtime.{name}={getattr(runtime_config, name)}" for name in names]
-            async with asyncio.timeout(10):  # it takes a second
+            async with asyncio.timeout(60):  # it takes a second
                 report = await read_cluster(config_of(*flags))
     [shown] = report.instances
     assert shown.state.startswith("no answer")

@@ -110,7 +110,7 @@ def answer_to(curl_line: str) -> dict[str, object]:
     body = words[words.index("-d") + 1].encode()
     request = urllib.request.Request(words[1], body, headers)
     try:
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request, timeout=60) as response:
             answer: dict[str, object] = json.loads(response.read())
     except urllib.error.HTTPError as error:
         with error:

@@ -28,7 +28,7 @@ class Keyboard:
 
     async def answered(self) -> str:
         self.may_answer.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await self.ended.wait()
         self.ended.clear()
         return self.roles.note(0.0)

@@ -54,6 +54,16 @@ class Terminal:
                 self._changed.clear()
                 await self._changed.wait()
 
+    async def select(self, row: str) -> None:
+        """Press `j` until `row` is selected: those below it move up once they answer in time."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while f"> {row}" not in self.screen():
+                before = len(self._written)
+                self.press(b"j")
+                while len(self._written) == before:
+                    self._changed.clear()
+                    await self._changed.wait()
+
     def screen(self) -> str:
         """Return the last whole screen."""
         *_, last, _ = (b"", b"", *bytes(self._written).split(b"\x1b[H"))
@@ -161,8 +171,7 @@ async def test_it_shows_a_cluster_with_a_stopped_worker_and_q_ends_it(
                 await terminal.wait_for(well.instance_id[:8], silent.instance_id[:8], "25%")
                 await terminal.wait_for("no answer within", "1 without an answer")
                 await terminal.wait_for("TTFT", "short", "thresholds: policy")
-                terminal.press(b"jjj")
-                await terminal.wait_for(f"> decode  {well.instance_id[:8]}")
+                await terminal.select(f"decode  {well.instance_id[:8]}")
                 for keys, role in ((b"rp", "prefill"), (b"u", "decode")):
                     terminal.press(keys)
                     await terminal.wait_for(f"has the role {role}", f"> {role} ")

@@ -41,20 +41,20 @@ async def test_a_dial_takes_no_longer_than_the_requests_own_time(silent: str) ->
             await client.call(silent, "status", b"", context)
 
 
-async def test_a_canceled_request_leaves_the_dial_to_the_others(
-    silent: str, client: RequestClient
-) -> None:
+async def test_a_canceled_request_leaves_the_dial_to_the_others(silent: str) -> None:
     context, patient = RequestContext(), RequestContext()
-    calls = [
-        asyncio.create_task(client.call(silent, "status", b"", each)) for each in (context, patient)
-    ]
-    await asyncio.wait(calls, timeout=0.1)
-    context.cancel("the caller left")
-    with pytest.raises(CancelledRequestError, match="the caller left"):
-        await calls[0]
-    assert not calls[1].done()
-    with pytest.raises(ConnectionLostError, match="no answer in time"):
-        await calls[1]
+    async with calling(RuntimeConfig(connect_timeout_s=2.0)) as client:
+        one, other = (
+            asyncio.create_task(client.call(silent, "status", b"", each))
+            for each in (context, patient)
+        )
+        await asyncio.wait((one, other), timeout=0.1)
+        context.cancel("the caller left")
+        with pytest.raises(CancelledRequestError, match="the caller left"):
+            await one
+        assert not other.done()
+        with pytest.raises(ConnectionLostError, match="no answer in time"):
+            await other
 
 
 async def test_a_loss_is_told_before_the_streams_fail(

@@ -31,7 +31,7 @@ async def peer(*arguments: str) -> AsyncIterator[tuple[ChildProcess, str]]:
     process = await ChildProcess.start_piped(command, stdout=PIPE)
     assert process.stdout is not None
     try:
-        line = await asyncio.wait_for(process.stdout.readline(), 30)
+        line = await asyncio.wait_for(process.stdout.readline(), 60)
         yield process, line.decode().strip()
     finally:
         process.kill()

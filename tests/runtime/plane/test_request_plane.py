@@ -25,7 +25,7 @@ from tandem.runtime.wire.bounds import MAX_TEXT
 from tests.runtime.plane.ends import calling
 from tests.services import eventually, free_port
 
-CONFIG = RuntimeConfig(connect_timeout_s=2.0)
+CONFIG = RuntimeConfig(connect_timeout_s=60.0)
 
 
 def fail_with(error: Exception) -> Handler:

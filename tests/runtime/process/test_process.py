@@ -155,7 +155,7 @@ asyncio.run(main())
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "draining\n"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == EXIT_IMPATIENT
+        assert process.wait(60) == EXIT_IMPATIENT
 
 
 def test_metrics_are_served_and_made_once() -> None:

@@ -33,10 +33,10 @@ from tests.sdk.conformance.broken_engines import (
 SETTINGS = ConformanceSettings(
     max_tokens=8,
     long_max_tokens=3000,
-    generate_timeout_s=20.0,
-    cancel_timeout_s=5.0,
-    drain_timeout_s=20.0,
-    cleanup_timeout_s=20.0,
+    generate_timeout_s=60.0,
+    cancel_timeout_s=60.0,
+    drain_timeout_s=60.0,
+    cleanup_timeout_s=60.0,
 )
 # Where a timeout is what finds the engine out, it need not be waited for long.
 IMPATIENT = replace(SETTINGS, generate_timeout_s=0.5, cancel_timeout_s=0.5, drain_timeout_s=0.5)

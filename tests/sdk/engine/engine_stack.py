@@ -15,7 +15,7 @@ from tandem.sdk.worker.client import Client
 from tandem.sdk.worker.context import Context
 from tandem.sdk.worker.distributed_runtime import DistributedRuntime
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 Chunks = AsyncGenerator[GenerateChunk, None]
 
 

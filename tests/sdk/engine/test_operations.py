@@ -289,7 +289,7 @@ async def test_the_sample_engines_process_serves_and_ends_at_sigterm(
             assert generated == expected_tokens([40, 41], 16)
             await client.close()
         process.send_signal(signal.SIGTERM)
-        _, log = await asyncio.wait_for(process.communicate(), 30.0)
+        _, log = await asyncio.wait_for(process.communicate(), 60.0)
         assert process.returncode == 0, log.decode()
         assert b"RuntimeWarning" not in log
 
@@ -322,7 +322,7 @@ async def test_a_second_signal_ends_the_process_at_once(runtime_config: RuntimeC
             await eventually(lambda: not client.instance_ids())
             process.send_signal(signal.SIGINT)
             await client.close()
-        assert await asyncio.wait_for(process.wait(), 30.0) == 70
+        assert await asyncio.wait_for(process.wait(), 60.0) == 70
 
 
 async def test_an_engine_that_does_not_start_ends_its_process_with_status_1(

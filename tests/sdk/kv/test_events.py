@@ -46,7 +46,7 @@ class Routed:
         return scores.get(self.who, 0)
 
     async def until(self, num_blocks: int, tokens: list[int] = TOKENS) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await self.score(tokens) != num_blocks:
                 await asyncio.sleep(0.005)
 
@@ -77,7 +77,7 @@ async def test_a_prompt_is_matched_with_what_the_worker_published(routed: Routed
 
 async def test_adapters_have_blocks_of_their_own(routed: Routed) -> None:
     routed.publisher.publish_stored(TOKENS, None, [1, 2, 3, 4], lora_id=7)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await routed.score(TOKENS, 7) != 4:
             await asyncio.sleep(0.005)
     assert await routed.score(TOKENS) == await routed.score(TOKENS, "other") == 0
@@ -214,7 +214,7 @@ async def test_an_indexer_is_bounded(routed: Routed) -> None:
     small = KvIndexer(routed.pair.caller.namespace("a").component("b"), BLOCK, max_entries=3)
     routed.publisher.publish_stored(TOKENS, None, [1, 2, 3, 4])
     await routed.until(4)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await small.find_matches_for_request(TOKENS)).scores != {routed.who: 3}:
             await asyncio.sleep(0.005)
     await small.close()
@@ -281,7 +281,7 @@ async def test_events_are_on_the_subject_of_the_endpoints_namespace(routed: Rout
     await routed.pair.caller.events.subscribe(
         kv_subject("a", routed.who), lambda _, payload: seen.append(decode_kv_event(payload))
     )
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not seen:
             routed.publisher.publish_cleared()
             await asyncio.sleep(0.01)

@@ -32,7 +32,7 @@ async def aggregator(pair: Pair) -> AsyncIterator[KvMetricsAggregator]:
 
 
 async def until(aggregator: KvMetricsAggregator, expected: list[KvMetrics]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await aggregator.get_metrics()).endpoints != expected:
             await asyncio.sleep(0.005)
 

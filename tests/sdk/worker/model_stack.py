@@ -38,7 +38,7 @@ class ModelStack:
             stack.push_async_callback(self.server.stop)
             await self.server.start()
             self.http = await stack.enter_async_context(
-                httpx.AsyncClient(base_url=f"http://{self.server.address}", timeout=20)
+                httpx.AsyncClient(base_url=f"http://{self.server.address}", timeout=60)
             )
             self._exits = stack.pop_all()
         return self

@@ -26,15 +26,16 @@ from tests.sdk.kit_pair import PATIENCE_S, Pair, Seen, data_of
 from tests.services import eventually
 
 ADDRESS = EndpointAddress("a", "b", "c")
-CONFIG = RuntimeConfig(connect_timeout_s=0.5)
+CONFIG = RuntimeConfig(connect_timeout_s=60.0)
+HURRIED = RuntimeConfig(connect_timeout_s=0.5)
 
 
 class Crowd:
     """Several instances of one endpoint on one store, without etcd."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: RuntimeConfig) -> None:
         self.discovery = MemoryDiscovery()
-        self.requests = RequestClient(CONFIG, "caller")
+        self.requests = RequestClient(config, "caller")
         self.client = Client(ADDRESS, self.requests, self.discovery)
         self.servers: dict[str, RequestServer] = {}
 
@@ -64,8 +65,8 @@ class Crowd:
 
 
 @pytest.fixture
-async def crowd() -> AsyncIterator[Crowd]:
-    crowd = Crowd()
+async def crowd(request: pytest.FixtureRequest) -> AsyncIterator[Crowd]:
+    crowd = Crowd(getattr(request, "param", CONFIG))
     yield crowd
     await crowd.requests.close()
     for server in crowd.servers.values():
@@ -142,6 +143,7 @@ async def test_an_instance_that_refuses_is_passed_over(crowd: Crowd) -> None:
     assert {await crowd.ask() for _ in range(4)} == {alive}
 
 
+@pytest.mark.parametrize("crowd", [HURRIED], indirect=True)
 async def test_one_that_hangs_costs_its_time_once(crowd: Crowd) -> None:
     with socket.create_server(("127.0.0.1", 0)) as hanging:
         await crowd.announce("hanging", f"127.0.0.1:{hanging.getsockname()[1]}")

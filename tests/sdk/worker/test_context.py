@@ -16,8 +16,8 @@ async def test_waiting_wakes_at_a_stop_and_at_a_kill(end: object) -> None:
     assert not waiting.done()
     assert callable(end)
     end(context)
-    assert await asyncio.wait_for(waiting, 5)
-    assert await asyncio.wait_for(context.async_killed_or_stopped(), 5)  # and at once after it
+    assert await asyncio.wait_for(waiting, 60)
+    assert await asyncio.wait_for(context.async_killed_or_stopped(), 60)  # and at once after it
 
 
 async def test_waiting_that_was_cancelled_leaves_nothing_behind() -> None:
