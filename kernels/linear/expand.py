@@ -14,7 +14,7 @@ from tandem.kernels.linear.codes import form_of, load_numbers, step_size, stored
 from tandem.kernels.reference.quantized import QuantizedMatrix
 
 MOST_PART_BYTES = 32 << 20  # which the L2 cache of a large chip holds
-BLOCK_ROWS, MOST_INPUTS = 16, 128
+BLOCK_ROWS, MOST_INPUTS = 32, 128
 
 
 def expanded_parts(matrix: QuantizedMatrix, dtype: torch.dtype) -> Iterator[torch.Tensor]:
