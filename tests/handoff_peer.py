@@ -27,7 +27,10 @@ from tandem.transfer.layout import KvLayout
 MODEL = "tiny"
 BLOCK_SIZE = 4
 NUM_BLOCKS = 64
-TRANSFER = TransferConfig(backend="loopback", grace_ms=100, lease_margin_ms=10)
+# Shorter than a write may take, which no worker's settings can be: nothing here writes so late.
+TRANSFER = TransferConfig(backend="loopback").model_copy(
+    update={"grace_ms": 100, "lease_margin_ms": 10}
+)
 QUEUE = QueueConfig(ack_wait_s=1.0)
 
 

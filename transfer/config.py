@@ -1,10 +1,13 @@
 """Settings of the transfer room."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Backend = Literal["nixl", "ucx", "loopback"]
+
+# The work of a GPU that ends before a broken write is known to be over: a prefill step, at most.
+SETTLING_MS = 500
 
 
 class TransferConfig(BaseModel):
@@ -33,13 +36,16 @@ class TransferConfig(BaseModel):
         description="time between polls otherwise, for peers that come (ms)",
     )
     write_timeout_s: float = Field(
-        2.0, gt=0, description="longest write; at most lease_margin_ms + grace_ms (s)"
+        2.0,
+        gt=0,
+        description=f"longest write; with {SETTLING_MS} ms in which a GPU settles at most "
+        "lease_margin_ms + grace_ms (s)",
     )
     lease_margin_ms: int = Field(
         50, ge=0, description="no write is posted this close to the end of its lease (ms)"
     )
     grace_ms: int = Field(
-        2_000, ge=0, description="blocks stay in quarantine this long after their lease (ms)"
+        2_500, ge=0, description="blocks stay in quarantine this long after their lease (ms)"
     )
     stream_layers: bool = Field(
         True,
@@ -57,3 +63,14 @@ class TransferConfig(BaseModel):
         ge=0,
         description="time an excluded prefill worker gets no work from this decode worker (s)",
     )
+
+    @model_validator(mode="after")
+    def _check_quarantine(self) -> Self:
+        longest_ms = self.write_timeout_s * 1e3 + SETTLING_MS
+        if longest_ms > self.lease_margin_ms + self.grace_ms:
+            raise ValueError(
+                f"a write may take write_timeout_s {self.write_timeout_s:g} and {SETTLING_MS} ms, "
+                f"which is longer than blocks wait for it: raise lease_margin_ms "
+                f"({self.lease_margin_ms}) or grace_ms ({self.grace_ms})"
+            )
+        return self

@@ -18,6 +18,7 @@ from tandem.engine.execution.model_runner import ModelRunner
 from tandem.engine.schedule.matcher import Matcher
 from tandem.engine.schedule.outputs import LoadStats
 from tandem.engine.schedule.sequence import Sequence
+from tandem.engine.step.device_loss import check_device
 from tandem.engine.step.outcome import DeviceLostError
 from tandem.engine.step.token_rules import TokenRules
 from tandem.grammar.compiler import GrammarCompiler
@@ -79,10 +80,14 @@ class Worker:
             max_frame_bytes=MAX_FRAME_BYTES,
         )
         self.roles = Roles(node, self.lifecycle, role)
-        on_outputs, on_device_lost = self.roles.on_outputs, self._on_device_lost
-        self.loop = EngineLoop(self.engine, on_outputs, on_device_lost=on_device_lost)
-        confine_ucx(runtime.host)
         pools = self.engine.runner.kv_caches
+        self.loop = EngineLoop(
+            self.engine,
+            self.roles.on_outputs,
+            on_device_lost=self._on_device_lost,
+            check_device=partial(check_device, pools[0].tensor.device),
+        )
+        confine_ucx(runtime.host)
         layout = KvLayout.of(pools[0].tensor, len(pools), pools[0].windows)
         self.group = self._transfer_group(layout)
         self.on_notification: Callable[[int, bytes], None] = _ignore  # of the group

@@ -48,6 +48,8 @@ HOW = {
     "and after; a result that is over the bound gets no figure",
     "TFLOP/s": "4 * heads * head_dim operations for every position that a query sees",
     "product": "of few tokens; its floor is reading its matrix once",
+    "prompts": "beside experts, cuBLAS has two dense products over as many rows; an error of 2: "
+    "tokens have other bits without the others",
     "sampling": "its floor is reading the logits once",
 }
 
@@ -95,6 +97,7 @@ PROGRAM = SectionProgram(
         Section("layers", f"{MODULE}.layers:run", 45.0),
         Section("fused", f"{MODULE}.products:run", 60.0),
         Section("float8", f"{MODULE}.products:run_float8", 45.0, is_optional=True),
+        Section("prompts", f"{MODULE}.prompts:run", 90.0, only_named=True),
         Section("blocks", f"{MODULE}.layers:run_checksum", 45.0),
         Section("sampling", f"{MODULE}.sampling:run", 45.0),
         Section("prefill_hopper", f"{MODULE}.prefill:run_hopper", 40.0),

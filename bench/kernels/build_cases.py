@@ -19,8 +19,9 @@ from tandem.kernels.experts import launch as experts
 from tandem.kernels.layers import activation, embedding, kv_store, norm
 from tandem.kernels.linear import float8
 from tandem.kernels.linear import launch as linear
+from tandem.kernels.linear.codes import weight_bits
 from tandem.kernels.reference.experts import ExpertWeights
-from tandem.kernels.reference.quantized import BITS, Code, QuantizedMatrix
+from tandem.kernels.reference.quantized import BITS, Code, Matrix, QuantizedMatrix
 from tandem.kernels.reference.routing import Routing
 from tandem.kernels.sampling import launch as sampling
 from tandem.kernels.sampling import masks
@@ -60,7 +61,7 @@ class BuildCase:
     family: str
     shape: str
     launch: Callable[[], object]
-    config: str = ""  # of a launch that is not left to the table
+    config: str = ""  # of a launch that is not left to the table alone
 
 
 def build_cases(arch: int) -> Iterator[BuildCase]:
@@ -173,6 +174,7 @@ def _expert_cases() -> Iterator[BuildCase]:
     for sizes in EXPERT_SHAPES:
         case = _experts_case(sizes)
         yield case
+        yield _experts_case(sizes, tokens="many")
         yield _route_case(case.shape, sizes[0], None, Routing(sizes[1]))
     correction = meta(256, dtype=torch.float32)
     routing = Routing(8, is_sigmoid=True, num_groups=8, num_open_groups=4)
@@ -182,18 +184,41 @@ def _expert_cases() -> Iterator[BuildCase]:
 def _linear_cases() -> Iterator[BuildCase]:
     out_size, in_size = 6144, 4096
     for dtype, name in ((DTYPE, ""), (torch.float32, f" {FLOAT32}")):
-        x, weight = (meta(rows, in_size, dtype=dtype) for rows in (TOKENS["few"], out_size))
-        call = partial(linear.pack_linear_in_order(weight), x)
-        yield BuildCase("linear.launch", f"{out_size} x {in_size}, deterministic{name}", call)
+        weight = meta(out_size, in_size, dtype=dtype)
+        yield from _in_order(weight, f"{out_size} x {in_size}, deterministic{name}")
     for code, group_size, has_zeros in QUANTIZED:
         codes = _quantized(code, group_size, has_zeros, out_size, in_size)
         groups = f"groups of {group_size}{', zeros' if has_zeros else ''}"
-        shape = f"{code} {out_size} x {in_size}, {groups}"
-        x = meta(TOKENS["few"], in_size, dtype=DTYPE)
-        yield BuildCase("linear.launch", shape, partial(linear.pack_linear(codes), x))
+        yield from _in_order(codes, f"{code} {out_size} x {in_size}, {groups}")
     # Those of Qwen3-30B-A3B-FP8, then of gpt-oss.
-    yield _experts_case(EXPERT_SHAPES[0], "float8", 128)
-    yield _experts_case(EXPERT_SHAPES[-1], "float4", 32)
+    for tokens in TOKENS:
+        yield _experts_case(EXPERT_SHAPES[0], "float8", 128, tokens)
+        yield _experts_case(EXPERT_SHAPES[-1], "float4", 32, tokens)
+
+
+def _in_order(weight: Matrix, shape: str) -> Iterator[BuildCase]:
+    """Yield the products of a matrix by few tokens and by many."""
+    in_size = weight.shape[1]
+    dtype = weight.dtype if isinstance(weight, torch.Tensor) else DTYPE
+    for tokens, num_tokens in TOKENS.items():
+        if tokens == "many" and dtype == torch.float32:
+            continue  # in the same tiles
+        call = partial(linear.pack_linear_in_order(weight), meta(num_tokens, in_size, dtype=dtype))
+        config = _large_config(weight) if tokens == "many" else ""
+        yield BuildCase("linear.launch", f"{tokens} tokens, {shape}", call, config)
+    if isinstance(weight, QuantizedMatrix):
+        x = meta(TOKENS["many"], in_size, dtype=dtype)
+        call = partial(linear.pack_linear(weight), x)
+        yield BuildCase("linear.launch", f"{shape}, expanded", call)
+
+
+def _large_config(weight: Matrix, *, is_paired: bool = False) -> str:
+    num_rows, in_size = weight.shape
+    has_codes = not isinstance(weight, torch.Tensor)
+    default = linear.default_config(
+        in_size, num_rows // (1 + is_paired), weight_bits(weight), DTYPE.itemsize, is_paired
+    )
+    return shape_key(**asdict(linear.large_config(default, has_codes=has_codes)))
 
 
 def _float8_cases() -> Iterator[BuildCase]:
@@ -221,7 +246,10 @@ def _float8_cases() -> Iterator[BuildCase]:
 
 
 def _experts_case(
-    sizes: tuple[int, int, int, int, bool], code: Code | None = None, group_size: int = 0
+    sizes: tuple[int, int, int, int, bool],
+    code: Code | None = None,
+    group_size: int = 0,
+    tokens: str = "few",
 ) -> BuildCase:
     """Return the case of one of EXPERT_SHAPES; of weights as numbers without a `code`."""
     num_experts, num_chosen, hidden_size, width, is_clamped = sizes
@@ -234,10 +262,18 @@ def _experts_case(
         for size in (2 * width, hidden_size)
     )
     weights = ExpertWeights(gate_up, down, gate_up_bias, down_bias, limit=7.0 * is_clamped)
-    x, chosen = meta(TOKENS["few"], hidden_size, dtype=DTYPE), _chosen(TOKENS["few"], num_chosen)
+    x = meta(TOKENS[tokens], hidden_size, dtype=DTYPE)
+    chosen = _chosen(TOKENS[tokens], num_chosen)
     shape = f"experts={num_experts} hidden_size={hidden_size} width={width}"
+    config = ""
+    if tokens == "many":
+        shape += ", many tokens"
+        default = experts.default_config(DTYPE.itemsize, has_codes=code is not None)
+        large = partial(experts.large_config, default, has_codes=code is not None)
+        config = shape_key(**asdict(large(is_paired=True)))
+        config += f", down: block_n={large(is_paired=False).block_n}"
     compute = partial(experts.pack_experts(weights), x, *chosen)
-    return BuildCase("experts.launch", f"{shape} {code}" if code else shape, compute)
+    return BuildCase("experts.launch", f"{shape} {code}" if code else shape, compute, config)
 
 
 def _fused_cases() -> Iterator[BuildCase]:
@@ -271,10 +307,12 @@ def _fused_cases() -> Iterator[BuildCase]:
                 yield BuildCase("linear.launch", shape, call)
             call = partial(linear.multiply, x, gate_up, norm=norm, eps=EPS, activation="silu")
             shape = f"{form}{2 * width} x {hidden_size}, {tokens} tokens, norm, SiLU"
-            yield BuildCase("linear.launch", shape, call)
+            config = _large_config(gate_up, is_paired=True) if tokens == "many" else ""
+            yield BuildCase("linear.launch", shape, call, config)
             call = partial(linear.multiply, opened, down, residual=x)
             shape = f"{form}{hidden_size} x {width}, {tokens} tokens, residual"
-            yield BuildCase("linear.launch", shape, call)
+            config = _large_config(down) if tokens == "many" else ""
+            yield BuildCase("linear.launch", shape, call, config)
 
 
 def _quantized(code: Code, group_size: int, has_zeros: bool, *shape: int) -> QuantizedMatrix:

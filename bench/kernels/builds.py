@@ -29,6 +29,7 @@ from tandem.bench.report.document import with_part
 from tandem.bench.report.options import option, parse
 from tandem.kernels.dependent_launch import use_dependent_launch
 from tandem.kernels.tuned import shape_key
+from tandem.worker.kernel_builds import listen_to_builds
 
 MODULE = "tandem.bench.kernels.builds"
 ARCHITECTURES = (80, 90, 100)
@@ -142,7 +143,7 @@ def build(arch: int, case: BuildCase) -> Iterator[KernelBuild]:
             raise
     configs = ", ".join(shape_key(**asdict(config)) for _, _, config in found)
     for built in compiled:
-        yield read_build(case, configs or case.config, built)
+        yield read_build(case, case.config or configs, built)
 
 
 def build_all(
@@ -167,9 +168,17 @@ def build_all(
 
 
 def _build_share(share: int, architectures: Sequence[int]) -> list[list[KernelBuild]]:
+    """Return each NUM_PROCESSES-th case's builds, announced as in a worker that serves."""
     use_dependent_launch(True)
+    announced: list[str] = []
+    listen_to_builds(announced.append)
     jobs = ((arch, case) for arch in architectures for case in build_cases(arch))
-    return [list(build(*job)) for job in islice(jobs, share, None, NUM_PROCESSES)]
+    builds = [list(build(*job)) for job in islice(jobs, share, None, NUM_PROCESSES)]
+    unannounced = {each.kernel for part in builds for each in part}
+    unannounced -= {line.partition(" was ")[0] for line in announced}
+    if unannounced:
+        raise RuntimeError(f"builds of {', '.join(sorted(unannounced))} were not announced")
+    return builds
 
 
 def render(builds: Iterable[KernelBuild]) -> str:
@@ -206,7 +215,7 @@ COLUMNS = (
 
 def _rows(builds: Iterable[KernelBuild]) -> Iterator[tuple[str, ...]]:
     """Yield the rows of a table; shapes whose builds look alike share one."""
-    shapes: dict[tuple[str, ...], list[str]] = {}
+    shapes: dict[tuple[str, ...], dict[str, None]] = {}
     for built in builds:
         names = {"wgmma": built.num_wgmmas > 0, "TMA": built.has_tma}
         facts = [name for name, is_there in names.items() if is_there]
@@ -222,7 +231,7 @@ def _rows(builds: Iterable[KernelBuild]) -> Iterator[tuple[str, ...]]:
             f"{built.occupancy:.0%}",
             ", ".join(facts),
         )
-        shapes.setdefault(alike, []).append(built.shape)
+        shapes.setdefault(alike, {})[built.shape] = None
     for (kernel, *rest), found in shapes.items():
         yield kernel, "<br>".join(found), *rest
 

@@ -53,7 +53,8 @@ class EngineLoop:
     also raised by `stop`.
 
     When the engine's device is lost, every sequence fails, and `on_device_lost` is called on the
-    asyncio thread after their outputs.
+    asyncio thread after their outputs. An engine without work notices it by `check_device`, which
+    is called every `idle_check_after_s` and raises DeviceLostError: a transfer may have failed.
     """
 
     def __init__(
@@ -62,12 +63,14 @@ class EngineLoop:
         on_outputs: Callable[[list[SequenceOutput]], None],
         *,
         on_device_lost: Callable[[DeviceLostError], None] | None = None,
+        check_device: Callable[[], None] = lambda: None,
         strict: bool = False,
         idle_check_after_s: float = IDLE_CHECK_AFTER_S,
     ) -> None:
         self._engine = engine
         self._on_outputs = on_outputs
         self._on_device_lost = on_device_lost
+        self._check_device = check_device
         self._strict = strict
         self._idle_check_after_s = idle_check_after_s
         self._violation: AssertionError | None = None
@@ -162,7 +165,15 @@ class EngineLoop:
             return self._commands.get(timeout=self._idle_check_after_s)
         except Empty:
             self._check_invariants()
-        return self._commands.get()
+        while True:
+            try:
+                self._check_device()
+                return self._commands.get(timeout=self._idle_check_after_s)
+            except Empty:
+                continue
+            except DeviceLostError as lost:
+                self._announce_loss(lost)
+                return self._commands.get()
 
     def _step(self) -> None:
         engine = self._engine
@@ -177,10 +188,14 @@ class EngineLoop:
             lost = error if isinstance(error, DeviceLostError) else None
         self._num_steps += 1
         self._hand_over(outputs)
-        if lost is not None and self._on_device_lost is not None:
-            self._to_asyncio(self._on_device_lost, lost)
+        if lost is not None:
+            self._announce_loss(lost)
         if not engine.overlap:
             self._taken.wait(HAND_OVER_S)
+
+    def _announce_loss(self, lost: DeviceLostError) -> None:
+        if self._on_device_lost is not None:
+            self._to_asyncio(self._on_device_lost, lost)
 
     def _finish_launched(self) -> None:
         """Collect every launched step: the pool's memory must outlive its writes."""

@@ -21,6 +21,13 @@ def noticing_device_loss(device: torch.device) -> AbstractContextManager[None]:
     return _noticing_cuda_loss(device) if device.type == "cuda" else _NOTHING
 
 
+def check_device(device: torch.device) -> None:
+    """Raise DeviceLostError where `device` is lost. It waits for no work."""
+    if device.type == "cuda":
+        with noticing_device_loss(device):
+            torch.cuda.current_stream(device).query()
+
+
 @contextmanager
 def _noticing_cuda_loss(device: torch.device) -> Iterator[None]:
     try:

@@ -1,6 +1,6 @@
 """Mixtures of experts: the choice of experts for each token, and the sum of their results."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -15,6 +15,7 @@ from tandem.kernels.reference.routing import Routing
 from tandem.kernels.tuned import tuned_config
 
 COMBINE_WIDTH = 1024
+LARGE_TILE = 128  # choices; where experts have as many on average
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +24,13 @@ class ExpertsConfig:
 
     block_m: int
     block_n: int
-    block_k: int
+    block_k: int  # the order of a row's sums depends on it alone
     num_warps: int
     num_stages: int
 
 
 def default_config(element_bytes: int, has_codes: bool) -> ExpertsConfig:
-    """Return one shape of tiles for any number of tokens: sums run in one order in every batch.
+    """Return the tiles for few choices of an expert.
 
     A tile that is not full loads no rows that it lacks, and costs no time while it waits for
     weights: with 64 rows there are 64 operations for each byte of them. Numbers of codes take
@@ -38,6 +39,13 @@ def default_config(element_bytes: int, has_codes: bool) -> ExpertsConfig:
     if element_bytes == 4:
         return ExpertsConfig(16, 32, 32, 4, 2)
     return ExpertsConfig(64, 64, 64, 8 if has_codes else 4, 3)
+
+
+def large_config(config: ExpertsConfig, *, has_codes: bool, is_paired: bool) -> ExpertsConfig:
+    """Return the tiles for many choices of an expert, which sum in the same order."""
+    # Each loads what a tile of 128 by 128 does, or of 128 by 64 of codes, which take registers.
+    block_n = (64 if has_codes else 128) // (1 + is_paired)
+    return replace(config, block_m=LARGE_TILE, block_n=block_n, num_warps=8, num_stages=3)
 
 
 def route(
@@ -112,20 +120,19 @@ def _results(
     order, starts = _by_expert(expert_ids, num_experts)
     opened = torch.empty((num_choices, width), dtype=x.dtype, device=x.device)
     results = torch.empty((num_choices, hidden_size), dtype=torch.float32, device=x.device)
-    config = _config_for(experts, x.element_size())
-    most_tiles = num_choices // config.block_m + min(num_experts, num_choices)
+    opening, closing = _configs_for(experts, num_choices, x.element_size())
+    most_tiles = num_choices // opening.block_m + min(num_experts, num_choices)
     shared = {
         "hidden_size": hidden_size,
         "width": width,
         "num_experts": num_experts,
         "BLOCK_EXPERTS": triton.next_power_of_2(num_experts),
-        "BLOCK_M": config.block_m,
-        "BLOCK_N": config.block_n,
-        "num_warps": config.num_warps,
-        "num_stages": config.num_stages,
+        "BLOCK_M": opening.block_m,
+        "num_warps": opening.num_warps,
+        "num_stages": opening.num_stages,
         **launch_options(),
     }
-    gate_up_kernel[(most_tiles, triton.cdiv(width, config.block_n))](
+    gate_up_kernel[(triton.cdiv(width, opening.block_n), most_tiles)](
         x,
         order,
         starts,
@@ -139,10 +146,11 @@ def _results(
         FORM=form_of(experts.gate_up),
         HAS_BIAS=experts.gate_up_bias is not None,
         IS_CLAMPED=experts.limit > 0,
-        BLOCK_K=step_size(experts.gate_up, config.block_k),
+        BLOCK_N=opening.block_n,
+        BLOCK_K=step_size(experts.gate_up, opening.block_k),
         **shared,
     )
-    down_kernel[(most_tiles, triton.cdiv(hidden_size, config.block_n))](
+    down_kernel[(triton.cdiv(hidden_size, closing.block_n), most_tiles)](
         opened,
         order,
         starts,
@@ -152,7 +160,8 @@ def _results(
         results,
         FORM=form_of(experts.down),
         HAS_BIAS=experts.down_bias is not None,
-        BLOCK_K=step_size(experts.down, config.block_k),
+        BLOCK_N=closing.block_n,
+        BLOCK_K=step_size(experts.down, closing.block_k),
         **shared,
     )
     return results
@@ -165,10 +174,17 @@ def _by_expert(expert_ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor
     return order, torch.searchsorted(ordered, each)
 
 
-def _config_for(experts: ExpertWeights, element_bytes: int) -> ExpertsConfig:
-    """Return the configuration for these weights on this chip."""
+def _configs_for(
+    experts: ExpertWeights, num_choices: int, element_bytes: int
+) -> tuple[ExpertsConfig, ExpertsConfig]:
+    """Return the configurations of gates and ups, and of the way back, on this chip."""
     bits = weight_bits(experts.gate_up)
-    _, hidden_size, width = experts.down.shape
-    default = default_config(element_bytes, has_codes=bits < 8 * element_bytes)
+    num_experts, hidden_size, width = experts.down.shape
+    has_codes = bits < 8 * element_bytes
+    default = default_config(element_bytes, has_codes=has_codes)
     shape = {"hidden_size": hidden_size, "width": width, "bits": bits}
-    return tuned_config(default, "experts", **shape, element_bytes=element_bytes)
+    config = tuned_config(default, "experts", **shape, element_bytes=element_bytes)
+    if element_bytes == 4 or num_choices < num_experts * LARGE_TILE:
+        return config, config
+    large = partial(large_config, config, has_codes=has_codes)
+    return large(is_paired=True), large(is_paired=False)

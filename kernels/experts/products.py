@@ -18,7 +18,7 @@ def _my_tile(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr,
 ):
     # Returns the program's expert, its choices in sorted order, and their end.
-    my_tile = tl.program_id(0)
+    my_tile = tl.program_id(1)
     experts = tl.arange(0, BLOCK_EXPERTS)
     first = tl.load(starts + experts, mask=experts < num_experts, other=0).to(tl.int32)
     end = tl.load(starts + experts + 1, mask=experts < num_experts, other=0).to(tl.int32)
@@ -56,13 +56,14 @@ def gate_up_kernel(  # type: ignore[no-untyped-def]
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    # grid: (the most tiles that there can be, ceil(width / BLOCK_N))
+    # grid: (ceil(width / BLOCK_N), the most tiles that there can be), so that an expert's weights
+    # are read while the L2 cache has them
     wait_for_predecessor()
     expert, my_rows, end = _my_tile(starts, num_experts, BLOCK_EXPERTS, BLOCK_M)
     if expert >= num_experts:
         return
     is_row = my_rows < end
-    my_columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    my_columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_column = my_columns < width
     my_tokens = tl.load(order + my_rows, mask=is_row, other=0) // num_chosen
     inputs = tl.arange(0, BLOCK_K)
@@ -112,13 +113,13 @@ def down_kernel(  # type: ignore[no-untyped-def]
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    # grid: (the most tiles that there can be, ceil(hidden_size / BLOCK_N))
+    # grid: (ceil(hidden_size / BLOCK_N), the most tiles that there can be)
     wait_for_predecessor()
     expert, my_rows, end = _my_tile(starts, num_experts, BLOCK_EXPERTS, BLOCK_M)
     if expert >= num_experts:
         return
     is_row = my_rows < end
-    my_columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    my_columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_column = my_columns < hidden_size
     inputs = tl.arange(0, BLOCK_K)
     my_opened = opened + my_rows.to(tl.int64)[:, None] * width + inputs[None, :]

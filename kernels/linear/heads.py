@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from tandem.kernels.linear.products import multiplied
+from tandem.kernels.linear.products import multiplied, tile_of_program
 
 
 @triton.jit(do_not_specialize=["num_tokens"])  # type: ignore[untyped-decorator]
@@ -39,8 +39,7 @@ def qkv_kernel(  # type: ignore[no-untyped-def]
     HALF: tl.constexpr = head_dim // 2
     BLOCK_M: tl.constexpr = SHAPE.block_m
     BLOCK_N: tl.constexpr = SHAPE.block_n
-    my_tokens = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    my_columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    my_tokens, my_columns = tile_of_program(SHAPE)
     is_token = my_tokens < num_tokens
     is_column = my_columns < (num_heads + 2 * num_kv_heads) * HALF
     tokens, weight = (x, x_stride, token_scales, norm), (matrix, scales, zeros)

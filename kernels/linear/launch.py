@@ -13,16 +13,20 @@ import triton
 from tandem.kernels.arrivals import MAX_ARRIVALS, arrivals
 from tandem.kernels.dependent_launch import launch_options
 from tandem.kernels.linear.codes import form_of, step_size, stored_parts, weight_bits
+from tandem.kernels.linear.expand import expanded_parts
 from tandem.kernels.linear.float8 import round_inputs
 from tandem.kernels.linear.heads import qkv_kernel
 from tandem.kernels.linear.products import ProductShape, linear_kernel
 from tandem.kernels.reference.linear import Linear
-from tandem.kernels.reference.quantized import INPUT_GROUP, Matrix, rounds_inputs
+from tandem.kernels.reference.quantized import INPUT_GROUP, Matrix, QuantizedMatrix, rounds_inputs
 from tandem.kernels.tuned import INTERPRETED, architecture, tuned_config
 
 Activation = Literal["", "silu", "gelu"]
 
 MAX_SHARED_TOKENS = 128  # for which the splits of a tile are shared out among programs
+TILES_TOGETHER = 16  # of tokens, where there are many
+# For fewer, a matrix takes longer to expand than products in expanding tiles take beyond cuBLAS's.
+LEAST_EXPANDED_TOKENS = 512
 ENOUGH_PROGRAMS = 384  # three for each multiprocessor; the same on all chips, as sums depend on it
 MAX_SPLITS = 8
 LEAST_SPLIT_SIZE = 512  # inputs
@@ -33,7 +37,7 @@ PREFETCHED_LINES = 8  # of each row: two times what is on its way while a kernel
 class LinearConfig:
     """A program's tile of tokens by outputs, the inputs of one step, and the parts of all inputs.
 
-    A row's bits depend on all of it but the last two.
+    A row's bits depend on block_k and num_splits.
     """
 
     block_m: int
@@ -47,7 +51,7 @@ class LinearConfig:
 def default_config(
     in_size: int, num_columns: int, bits: int, element_bytes: int, is_paired: int
 ) -> LinearConfig:
-    """Return one shape of tiles for any number of tokens: sums run in one order in every batch."""
+    """Return the tiles for few tokens; those for many sum in the same order."""
     block_n = 32 if element_bytes == 4 or is_paired else 64
     wanted = ENOUGH_PROGRAMS // triton.cdiv(num_columns, block_n)
     num_splits = max(1, min(wanted, MAX_SPLITS, in_size // LEAST_SPLIT_SIZE))
@@ -56,6 +60,12 @@ def default_config(
     # With fewer warps, partial sums and numbers of codes would spill.
     num_warps = 4 if is_paired and bits == 16 else 8
     return LinearConfig(64, block_n, 64, num_splits, num_warps, 3)
+
+
+def large_config(default: LinearConfig, *, has_codes: bool) -> LinearConfig:
+    """Return the tiles for many tokens, which load, and expand, a number for more products."""
+    block_n = default.block_n if has_codes else 2 * default.block_n  # sums of codes would spill
+    return replace(default, block_m=128, block_n=block_n, num_warps=8, num_stages=3)
 
 
 def float8_config(default: LinearConfig, *, is_large: bool) -> LinearConfig:
@@ -80,10 +90,15 @@ def candidates(in_size: int, num_columns: int, element_bytes: int) -> Iterator[L
 
 
 def pack_linear(weight: Matrix) -> Linear:
-    """Return `x @ weight.T`; `weight` is [out, in], and read as it is. Numbers are cuBLAS's."""
+    """Return `x @ weight.T`; `weight` is [out, in], and read as it is.
+
+    Numbers are cuBLAS's, and so are codes for many tokens, which are expanded in dtype of x before.
+    """
     if isinstance(weight, torch.Tensor):
         return partial(F.linear, weight=weight)
-    return pack_linear_in_order(weight)
+    if rounds_inputs(weight):
+        return pack_linear_in_order(weight)
+    return partial(_multiply_expanded, weight=weight)
 
 
 def pack_linear_in_order(weight: Matrix) -> Linear:
@@ -93,6 +108,17 @@ def pack_linear_in_order(weight: Matrix) -> Linear:
     multiplied by its scale.
     """
     return partial(multiply, weight=weight)
+
+
+def _multiply_expanded(x: torch.Tensor, weight: QuantizedMatrix) -> torch.Tensor:
+    if len(x) < LEAST_EXPANDED_TOKENS:
+        return multiply(x, weight)
+    out = torch.empty((len(x), weight.shape[0]), dtype=x.dtype, device=x.device)
+    first = 0
+    for part in expanded_parts(weight, x.dtype):
+        torch.mm(x, part.T, out=out[:, first : first + len(part)])
+        first += len(part)
+    return out
 
 
 def multiply(
@@ -212,7 +238,7 @@ def _launch_of(
     num_columns: int,
     pair_size: int,  # of ProductShape
     *,
-    unit: int = 1,  # a tile has a multiple of so many columns
+    unit: int = 0,  # of heads, whose sums would spill in large tiles: the least columns of a tile
     config: LinearConfig | None = None,
 ) -> _Launch:
     num_tokens, in_size = x.shape
@@ -230,8 +256,10 @@ def _launch_of(
         matrix, form = matrix.view(torch.float8_e4m3fn), replace(form, factor=1.0)
         if is_large:
             x, token_scales = round_inputs(x)
-    else:
-        config = config or tuned_config(default_config(**shape), "linear", **shape)
+    elif config is None:
+        config = tuned_config(default_config(**shape), "linear", **shape)
+        if not is_shared and not unit and x.element_size() == 2:
+            config = large_config(config, has_codes=not isinstance(weight, torch.Tensor))
     block_n = max(config.block_n, unit)
     columns, tokens = triton.cdiv(num_columns, block_n), triton.cdiv(num_tokens, config.block_m)
     is_shared = is_shared and config.num_splits > 1
@@ -248,6 +276,7 @@ def _launch_of(
         has_bias=bias is not None,
         num_splits=config.num_splits,
         is_shared=is_shared,
+        tiles_together=1 if num_tokens <= MAX_SHARED_TOKENS else TILES_TOGETHER,
         # What is asked for before the previous kernel has ended.
         prefetched_lines=PREFETCHED_LINES if launched else 0,
         block_m=config.block_m,

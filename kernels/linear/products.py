@@ -33,6 +33,7 @@ class ProductShape:
     has_bias: bool
     num_splits: int
     is_shared: bool
+    tiles_together: int  # tiles of tokens by which programs side by side multiply one of the matrix
     prefetched_lines: int  # of each row
     block_m: int
     block_n: int
@@ -60,8 +61,7 @@ def linear_kernel(  # type: ignore[no-untyped-def]
     SHAPE: tl.constexpr,
 ):
     # grid: (ceil(out_size / block_n), ceil(num_tokens / block_m), num_splits if is_shared else 1)
-    my_tokens = tl.program_id(1) * SHAPE.block_m + tl.arange(0, SHAPE.block_m)
-    my_columns = tl.program_id(0) * SHAPE.block_n + tl.arange(0, SHAPE.block_n)
+    my_tokens, my_columns = tile_of_program(SHAPE)
     is_token, is_column = my_tokens < num_tokens, my_columns < out_size
     tokens, weight = (x, x_stride, token_scales, norm), (matrix, scales, zeros)
     tile = (my_tokens, is_token, my_columns, is_column)
@@ -78,6 +78,22 @@ def linear_kernel(  # type: ignore[no-untyped-def]
         if ADDS:
             first += tl.load(my_out, mask=mask, other=0.0).to(tl.float32)
         tl.store(my_out, first.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def tile_of_program(SHAPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The program's tokens and columns."""
+    my_row, my_column = tl.program_id(1), tl.program_id(0)
+    TOGETHER: tl.constexpr = SHAPE.tiles_together
+    if TOGETHER > 1:
+        # What runs at once then reads a square's edges, which L2 holds, and not a whole matrix.
+        my_place = my_row * tl.num_programs(0) + my_column
+        first = my_place // (TOGETHER * tl.num_programs(0)) * TOGETHER
+        num_rows = tl.minimum(tl.num_programs(1) - first, TOGETHER)
+        my_place -= first * tl.num_programs(0)
+        my_row, my_column = first + my_place % num_rows, my_place // num_rows
+    my_tokens = my_row * SHAPE.block_m + tl.arange(0, SHAPE.block_m)
+    return my_tokens, my_column * SHAPE.block_n + tl.arange(0, SHAPE.block_n)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

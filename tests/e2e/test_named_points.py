@@ -35,7 +35,7 @@ SHORT = "mid-write"  # the only point of `make test`
 
 FINISHED_S = 3.0  # from a prefill worker's end to the whole answer
 SLACK_S = 3.0  # a loaded machine
-LEASE_S, GRACE_S = 1, 2 + 1  # and a moment more than transfer.grace_ms
+LEASE_S, GRACE_S = 1, 2.5 + 1  # and a moment more than transfer.grace_ms
 NUM_FILLING = 8
 FILLING_TOKENS = 350
 TIMEOUTS = {"handoff_timeout_ms", "handoff_timeout_ms_per_token"}

@@ -4,7 +4,9 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -87,6 +89,25 @@ def make_paged() -> MakePaged:
 @pytest.fixture
 def device() -> str:
     return DEVICE
+
+
+@pytest.fixture
+def sums_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter's products in the order of their inputs, as a tensor core's are.
+
+    NumPy's order depends on a row's place in its tile.
+    """
+    if DEVICE != "cpu":
+        return
+    from triton.runtime import interpreter
+
+    def dot(_builder: Any, a: Any, b: Any, total: Any, *_options: Any) -> Any:
+        result = total.data.copy()
+        for k in range(a.data.shape[1]):
+            result += np.outer(a.data[:, k].astype(result.dtype), b.data[k])
+        return interpreter.TensorHandle(result, total.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ class Side:
         settings = ConnectorSettings(
             config=ConnectorConfig(
                 runtime=runtime,
-                transfer=TransferConfig(grace_ms=300),
+                transfer=TransferConfig(write_timeout_s=1.0, grace_ms=1500),
                 queue=QueueConfig(),
                 disagg=DisaggConfig(claim_timeout_ms=claim_timeout_ms, handoff_timeout_ms=60_000),
                 prefill=PrefillConfig(),

@@ -40,13 +40,13 @@ def test_values_of_the_connectors_own_config_go_before_the_environments(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TANDEM_DISAGG__MAX_LOCAL_PREFILL_LENGTH", "77")
-    monkeypatch.setenv("TANDEM_TRANSFER__GRACE_MS", "500")
+    monkeypatch.setenv("TANDEM_TRANSFER__GRACE_MS", "5000")
     found = connector_settings(
-        vllm_config(disagg={"claim_timeout_ms": 5}, transfer={"grace_ms": 600})
+        vllm_config(disagg={"claim_timeout_ms": 5}, transfer={"grace_ms": 6000})
     )
     disagg = found.config.disagg
     assert disagg.max_local_prefill_length == 77 and disagg.claim_timeout_ms == 5
-    assert found.config.transfer.grace_ms == 600
+    assert found.config.transfer.grace_ms == 6000
     assert found.config.runtime.nats_url == "nats://here:1"
     assert found.model == "name" and found.offers and not found.takes
 

@@ -82,15 +82,6 @@ class TransferGroup:
 
     async def start(self, on_notification: Callable[[int, bytes], None]) -> None:
         """Register the pools. `on_notification` gets the own rank and each incoming message."""
-        config = self._config
-        if config.write_timeout_s * 1e3 > config.lease_margin_ms + config.grace_ms:
-            logger.warning(
-                "transfer.write_timeout_s %g is longer than a quarantine waits for a write: raise "
-                "transfer.lease_margin_ms (%d) or transfer.grace_ms (%d)",
-                config.write_timeout_s,
-                config.lease_margin_ms,
-                config.grace_ms,
-            )
         for rank, agent in enumerate(self._agents):
             await agent.start(partial(on_notification, rank))
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -105,6 +106,31 @@ async def test_a_lost_device_fails_every_sequence_at_once_as_unavailable_and_is_
     for output in outputs.batches[0]:
         assert isinstance(output.error, UnavailableError) and not output.token_ids
     harness.assert_all_free()
+
+
+async def test_an_engine_without_work_notices_that_its_device_is_lost(
+    fake: SimpleNamespace,
+) -> None:
+    losses: list[DeviceLostError] = []
+    is_noticed, num_checks = asyncio.Event(), 0
+
+    def check_device() -> None:
+        nonlocal num_checks
+        num_checks += 1
+        if num_checks == 3:
+            raise DeviceLostError("cuda:0 is lost")
+
+    def on_device_lost(error: DeviceLostError) -> None:
+        losses.append(error)
+        is_noticed.set()
+
+    options: dict[str, Any] = {"on_device_lost": on_device_lost, "check_device": check_device}
+    harness = fake.make_harness()
+    async with running(harness.engine, **options, idle_check_after_s=0.001) as (loop, _):
+        async with asyncio.timeout(20):
+            await is_noticed.wait()
+        assert not await loop.call(lambda engine: engine.has_work)
+    assert [str(loss) for loss in losses] == ["cuda:0 is lost"]
 
 
 async def test_news_of_layers_comes_on_the_asyncio_thread_before_its_steps_outputs(

@@ -1,7 +1,9 @@
+from contextlib import AbstractContextManager, nullcontext
+
 import pytest
 import torch
 
-from tandem.engine.step.device_loss import noticing_device_loss
+from tandem.engine.step.device_loss import check_device, noticing_device_loss
 from tandem.engine.step.launched import HostTiming, LaunchedStep
 from tandem.engine.step.outcome import DeviceLostError, UndrawnError
 
@@ -54,6 +56,26 @@ def test_a_row_that_waits_for_its_mask_makes_the_host_wait_for_no_other_step(
     with pytest.raises(UndrawnError):
         step.tokens()
     assert not waits
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError(STICKY)], ids=["well", "failing"])
+def test_a_gpu_without_work_is_asked_without_a_wait(
+    error: Exception | None, is_sticky: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stream:
+        def query(self) -> bool:
+            if error is not None:
+                raise error
+            return False
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    expected: AbstractContextManager[object]
+    expected = nullcontext() if error is None else pytest.raises(RuntimeError)
+    if error is not None and is_sticky:
+        expected = pytest.raises(DeviceLostError)
+    with expected:
+        check_device(GPU)
+    check_device(torch.device("cpu"))
 
 
 def test_an_error_on_a_cpu_is_only_that_error(is_sticky: bool) -> None:

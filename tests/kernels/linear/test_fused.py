@@ -120,6 +120,44 @@ def test_a_row_has_the_same_bits_whoever_computes_the_splits(case: str, device: 
         assert torch.equal(launch.multiply(x[first:end], weight, **company), whole[first:end])
 
 
+@pytest.mark.parametrize(
+    ("case", "form"),
+    [
+        ("norm, SiLU", ""),
+        ("alone", "int4 with zeros"),
+        pytest.param("bias, residual", "", marks=pytest.mark.slow),
+        pytest.param("norm, SiLU", "float8 in blocks", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.usefixtures("sums_in_order")
+def test_a_row_has_the_same_bits_in_the_large_tiles_of_many_tokens(
+    case: str, form: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large, found = launch.large_config, list[launch.LinearConfig]()
+
+    def recorded(config: launch.LinearConfig, *, has_codes: bool) -> launch.LinearConfig:
+        found.append(large(config, has_codes=has_codes))
+        return found[-1]
+
+    monkeypatch.setattr(launch, "large_config", recorded)
+    num_tokens = launch.MAX_SHARED_TOKENS + 30
+    x = numbers(num_tokens, IN_SIZE, dtype=torch.float16, device=device)
+    weight: Matrix = numbers(80, IN_SIZE, dtype=torch.float16, device=device) / 16
+    if form:
+        matrix = make(form, 80, IN_SIZE, device=device)
+        weight = replace(matrix, scales=matrix.scales / 256)
+    whole = launch.multiply(x, weight, **arguments(case, num_tokens, torch.float16, device))
+    assert [each.block_m for each in found] == [128]
+    for first, end in ((0, 1), (5, 23), (120, 158)):
+        company = arguments(case, num_tokens, torch.float16, device)
+        if "residual" in company:
+            company["residual"] = company["residual"][first:end].clone()
+        assert torch.equal(launch.multiply(x[first:end], weight, **company), whole[first:end])
+    assert len(found) == 1
+    exact = expected(x, expanded(weight), arguments(case, num_tokens, torch.float16, device))
+    assert_near(whole, exact, num_roundings=8)
+
+
 def test_rows_of_large_numbers_do_not_overflow_before_they_are_normed(device: str) -> None:
     x = 3000 * numbers(3, IN_SIZE, dtype=torch.float16, device=device)
     weight, norm = (

@@ -10,7 +10,7 @@ import torch
 from tandem.kernels.cpu import experts as experts_in_c
 from tandem.kernels.cpu import linear as linear_in_c
 from tandem.kernels.experts import launch as experts_in_triton
-from tandem.kernels.linear import launch
+from tandem.kernels.linear import expand, launch
 from tandem.kernels.reference import experts as reference_experts
 from tandem.kernels.reference import linear as reference
 from tandem.kernels.reference.experts import ExpertWeights
@@ -105,6 +105,28 @@ def test_in_triton_a_product_is_that_of_the_numbers(
         assert torch.equal(launch.pack_linear(matrix)(x[first:end]), product[first:end])
 
 
+@forms
+def test_for_many_tokens_codes_are_expanded_before_the_product(
+    form: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "LEAST_EXPANDED_TOKENS", 6)
+    monkeypatch.setattr(expand, "MOST_PART_BYTES", 4 * 168 * 20)  # of 20 rows
+    matrix = make(form, 53, 168, device=device)
+    parts = [part.clone() for part in expand.expanded_parts(matrix, torch.float32)]
+    assert [len(part) for part in parts] == [18, 18, 17]
+    assert torch.equal(torch.cat(parts), expanded(matrix))
+    for dtype in (torch.float32, torch.float16):
+        x = torch.randn(6, 168, generator=torch.Generator().manual_seed(2)).to(dtype).to(device)
+        product = launch.pack_linear(matrix)(x)
+        exact, sizes = x.double() @ expanded(matrix).double().T, expanded(matrix).double().abs()
+        allowed = (168 * UNIT[torch.float32] + UNIT[dtype]) * (x.double().abs() @ sizes.T)
+        allowed += UNIT[dtype] * (exact.abs() + allowed)
+        assert ((product.double() - exact).abs() <= allowed).all()
+    monkeypatch.setattr(launch, "multiply", lambda x, weight: x[:, :0])
+    assert launch.pack_linear(matrix)(x[:5]).shape == (5, 0)
+    assert launch.pack_linear(matrix)(x).shape == (6, 53)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_in_order_a_row_of_a_product_has_the_same_bits_in_every_batch(
     dtype: torch.dtype, device: str
@@ -171,3 +193,23 @@ def test_experts_compute_as_their_numbers(kernels: ModuleType, form: str, device
     product = pack(codes)(x, *choice)
     exact = pack(numbers)(x, *choice)
     torch.testing.assert_close(product, exact, rtol=1e-4, atol=float(exact.std()) * 1e-4)
+
+
+@pytest.mark.parametrize("form", ["", pytest.param("int4 with zeros", marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("sums_in_order")
+def test_a_token_has_the_same_bits_where_experts_have_large_tiles(
+    form: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes, numbers = make_experts(form or "int4", device)
+    experts = codes if form else numbers
+    if not form:
+        gate_up, down = (expanded(each).half() for each in (numbers.gate_up, numbers.down))
+        experts = ExpertWeights(gate_up, down)
+    x, choice = (torch.randn(40, 96) / 64).half().to(device), chosen(40, device)
+    compute = experts_in_triton.pack_experts(experts)
+    small = compute(x, *choice)
+    monkeypatch.setattr(experts_in_triton, "LARGE_TILE", 16)  # 80 choices of 5 experts
+    large = compute(x, *choice)
+    assert torch.equal(large, small) and float(small.float().std()) > 0
+    some = slice(3, 30)
+    assert torch.equal(compute(x[some], *(each[some] for each in choice)), small[some])
