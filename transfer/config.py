@@ -1,7 +1,8 @@
 """Settings of the transfer room."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from tandem.runtime.port_range import ports_of
 from tandem.transfer.config import Backend
 
 
@@ -11,6 +12,11 @@ class TransferConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     backend: Backend = Field("nixl", description="ucx: through ucxx; loopback: for tests")
+    port_range: str | None = Field(
+        None,
+        description="TCP ports on which UCX listens, as in 31100-31199: several for each worker of "
+        "a host; null: any free ones, or those of UCX_TCP_PORT_RANGE",
+    )
     verify: bool = Field(
         True,
         description="check the checksum of every landed block before it is read; must be equal on "
@@ -55,3 +61,10 @@ class TransferConfig(BaseModel):
         ge=0,
         description="time an excluded prefill worker gets no work from this decode worker (s)",
     )
+
+    @field_validator("port_range")
+    @classmethod
+    def _is_a_range(cls, text: str | None) -> str | None:
+        if text is not None:
+            ports_of(text)
+        return text

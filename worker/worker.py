@@ -81,7 +81,7 @@ class Worker:
         self.roles = Roles(node, self.lifecycle, role)
         on_outputs, on_device_lost = self.roles.on_outputs, self._on_device_lost
         self.loop = EngineLoop(self.engine, on_outputs, on_device_lost=on_device_lost)
-        confine_ucx(runtime.host)
+        confine_ucx(runtime.host, settings.transfer.port_range)
         pools = self.engine.runner.kv_caches
         layout = KvLayout.of(pools[0].tensor, len(pools), pools[0].windows)
         self.group = self._transfer_group(layout)

@@ -18,6 +18,7 @@ from tandem.frontend.config import new_page_key
 from tandem.launch.run.options import LaunchOptions
 from tandem.launch.supervise.managed_process import Backoff, ManagedProcess
 from tandem.launch.supervise.run_dir import make_run_dir
+from tandem.runtime.address import host_port
 from tandem.runtime.errors import ProtocolError, ServiceError
 from tandem.runtime.local.child_process import describe_exit, log_tail
 from tandem.runtime.local.local_clusters import LocalCluster, announced, started_s, token_path
@@ -70,7 +71,7 @@ class Supervisor(ABC):
     def _http_url(self) -> str:
         """Return the address of the frontend; empty where there is none."""
         frontend = self._config.config.frontend
-        return f"{frontend.scheme}://{local_address(frontend.host)}:{frontend.port}"
+        return f"{frontend.scheme}://{host_port(local_address(frontend.host), frontend.port)}"
 
     def _is_announced(self) -> bool:
         """Return True when other commands on this machine should find this cluster."""
