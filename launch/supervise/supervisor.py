@@ -77,6 +77,13 @@ class Supervisor(ABC):
         """Return True when other commands on this machine should find this cluster."""
         return True
 
+    def _own_servers(self) -> dict[str, LocalServer]:
+        """Return the server to start for each key of an address that the config does not have."""
+        return {
+            "runtime.nats_url": LocalNats(self._run_dir),
+            "runtime.etcd_endpoints": LocalEtcd(self._run_dir),
+        }
+
     async def run(self) -> int:
         """Return the exit code. Raise TandemError when a child cannot be started or kept up."""
         async with contextlib.AsyncExitStack() as stack:
@@ -114,10 +121,9 @@ class Supervisor(ABC):
     async def _startup(self) -> None:
         self._make_token()
         self._make_page_key()
-        servers = {"runtime.nats_url": LocalNats, "runtime.etcd_endpoints": LocalEtcd}
-        for key, server in servers.items():
+        for key, server in self._own_servers().items():
             if self._config.origin(key) == "default":
-                await self._start_server(server(self._run_dir), key)
+                await self._start_server(server, key)
         self._discovery = EtcdDiscovery(self._config.config.runtime)
         await self._discovery.start()
         await self._start_children(self._discovery)
