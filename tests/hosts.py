@@ -9,11 +9,14 @@ import secrets
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Self
 
 import pytest
+
+from tandem.runtime.local.child_process import DEATHWATCH
 
 LIMIT_S = 20.0
 
@@ -76,9 +79,12 @@ class Host:
 def start(
     command: Sequence[str], output: IO[bytes], environment: Mapping[str, str] | None = None
 ) -> "subprocess.Popen[bytes]":
-    """Start a process in a session of its own, with its output in a file."""
+    """Start a process in a session of its own, with its output in a file; it dies with this one."""
+    program = shutil.which(command[0])
+    assert program is not None, f"{command[0]} is not installed"
+    watched = [sys.executable, "-I", "-S", str(DEATHWATCH), str(os.getpid())]
     return subprocess.Popen(
-        command,
+        [*watched, program, *command[1:]],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,

@@ -22,19 +22,26 @@ TIMEOUT_S = 90.0
 
 @dataclass
 class Record:
-    """What became of the requests, and when tokens came."""
+    """What became of the requests, and how long their tokens kept a caller waiting."""
 
     num_right: int = 0
     wrong: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     refused: int = 0  # not begun: no connection, or 503
-    token_s: list[float] = field(default_factory=list)
+    num_remote: int = 0  # answers whose prompt another worker computed
+    pauses_s: list[float] = field(default_factory=list)  # the longest one of each answer
 
-    def silence_s(self) -> float:
-        """Return the longest time without any token of any answer (s)."""
-        return max(
-            (b - a for a, b in zip(self.token_s, self.token_s[1:], strict=False)), default=0.0
+    def judge(self, what: str) -> None:
+        """Print the figures. Fail unless every answer that was begun is right."""
+        pauses_s = sorted(self.pauses_s)
+        print(
+            f"{what}: {self.num_right} right, {self.num_remote} of them prefilled elsewhere, "
+            f"{len(self.wrong)} wrong, {len(self.failed)} failed, {self.refused} refused; longest "
+            f"pause of an answer {pauses_s[-1]:.2f} s, median {pauses_s[len(pauses_s) // 2]:.2f} s"
         )
+        assert self.num_right > 0
+        assert not self.wrong, self.wrong[:2]
+        assert not self.failed, self.failed[:2]
 
 
 class StreamLoad:
@@ -120,16 +127,20 @@ class StreamLoad:
             "cache_salt": f"{time.monotonic_ns()}",  # each prompt is computed anew
         }
         parts = []
+        pause_s, last_s = 0.0, time.perf_counter()
         async with self._http.post(f"{self._url()}/v1/completions", json=body) as response:
             if response.status != 200:
                 raise ConnectionError(f"{response.status}: {(await response.text())[:300]}")
             async for line in response.content:
                 if line.startswith(b"data: [DONE]"):
+                    record.pauses_s.append(pause_s)
+                    record.num_remote += response.headers["x-tandem-prefill"] == "remote"
                     return "".join(parts)
                 if line.startswith(b"data: "):
                     event = json.loads(line[6:])
                     if "error" in event:
                         raise ConnectionError(str(event["error"]))
-                    record.token_s.append(time.perf_counter())
+                    now_s = time.perf_counter()
+                    pause_s, last_s = max(pause_s, now_s - last_s), now_s
                     parts += [choice["text"] for choice in event["choices"]]
         raise ConnectionError("the stream broke off")

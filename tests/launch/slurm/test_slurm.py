@@ -18,7 +18,7 @@ from tests.e2e.cluster import write_sensitive_model
 from tests.hosts import Hosts, require_hosts
 from tests.launch.slurm.slurm_cluster import PROGRAMS, SlurmCluster
 from tests.services import eventually
-from tests.stream_load import Record, StreamLoad
+from tests.stream_load import StreamLoad
 
 pytestmark = [
     pytest.mark.slow,
@@ -117,16 +117,6 @@ async def load(tandem: Tandem) -> AsyncIterator[StreamLoad]:
         yield load
 
 
-def judge(what: str, record: Record) -> None:
-    print(
-        f"{what}: {record.num_right} right, {len(record.wrong)} wrong, {len(record.failed)} "
-        f"failed, {record.refused} refused, longest silence {record.silence_s():.2f} s"
-    )
-    assert record.num_right > 0
-    assert not record.wrong, record.wrong[:2]
-    assert not record.failed, record.failed[:2]
-
-
 async def test_the_address_answers_and_the_files_are_private(
     tandem: Tandem, load: StreamLoad
 ) -> None:
@@ -145,7 +135,7 @@ async def test_scaling_up_and_down_fails_no_request(tandem: Tandem, load: Stream
         assert await tandem.serves(4)
         await tandem.command("scale", "2")
         assert len(tandem.jobs()) == 2
-    judge("scale 2, 4, 2", record)
+    record.judge("scale 2, 4, 2")
 
 
 async def test_a_roll_replaces_every_worker_and_fails_no_request(
@@ -155,7 +145,7 @@ async def test_a_roll_replaces_every_worker_and_fails_no_request(
     async with load.running() as record:
         await tandem.command("roll")
     assert len(tandem.jobs()) == 2 and not before.keys() & tandem.jobs().keys()
-    judge("roll of 2 workers", record)
+    record.judge("roll of 2 workers")
 
 
 async def test_at_its_time_limit_a_worker_leaves_and_another_comes(
@@ -166,7 +156,7 @@ async def test_at_its_time_limit_a_worker_leaves_and_another_comes(
         tandem.slurm.shorten(elder)
         await eventually(lambda: elder not in tandem.jobs(), timeout_s=150, pause_s=0.5)
         await eventually(lambda: len(tandem.jobs()) == 2, pause_s=0.5)
-    judge("time limit", record)
+    record.judge("time limit")
     assert "TIME LIMIT" not in tandem.logs()
 
 
@@ -178,26 +168,29 @@ async def test_a_dead_process_is_started_again(tandem: Tandem, load: StreamLoad)
         await eventually(lambda: victim not in _pids("tandem.launch worker", tandem.state))
         await eventually(lambda: len(_pids("tandem.launch worker", tandem.state)) == 2)
         await tandem.until_serving(2)
-    judge("kill -9 of a worker", record)
+    record.judge("kill -9 of a worker")
 
 
 async def test_a_host_that_dies_costs_no_answer(
     hosts: Hosts, tandem: Tandem, load: StreamLoad
 ) -> None:
     (service_host,) = tandem.jobs("tandem").values()
-    await eventually(lambda: len(set(tandem.jobs().values())) == 2, pause_s=0.5)
-    victim = next(host for host in tandem.jobs().values() if host != service_host)
+    if len(set(tandem.jobs().values())) == 1:  # no worker would be left
+        await tandem.command("scale", "3")
+    workers = list(tandem.jobs().values())
+    victim = next(host for host in workers if host != service_host)
     async with load.running() as record:
         tandem.slurm.kill_node(victim)
-        await tandem.until_serving(1)
-    judge("kill -9 of slurmd and all processes of a host", record)
+        await tandem.until_serving(len(workers) - workers.count(victim))
+    record.judge("kill -9 of slurmd and all processes of a host")
     tandem.slurm.start_node(next(host for host in hosts.all if host.name == victim))
-    await tandem.until_serving(2)
+    await tandem.until_serving(len(workers))
 
 
 async def test_a_service_job_that_dies_is_found_where_it_comes_back(
     tandem: Tandem, load: StreamLoad
 ) -> None:
+    num_workers = len(tandem.jobs())
     before = tandem.services()
     (pid,) = _pids("tandem.launch slurm service", tandem.state)
     os.kill(pid, signal.SIGKILL)
@@ -208,8 +201,8 @@ async def test_a_service_job_that_dies_is_found_where_it_comes_back(
         f"without new requests after kill -9 of the service: {time.perf_counter() - begun_s:.1f} s"
     )
     async with load.running() as record:
-        await tandem.until_serving(2)
-    judge("after the services moved", record)
+        await tandem.until_serving(num_workers)
+    record.judge("after the services moved")
 
 
 def _pids(part: str, state: Path) -> list[int]:
