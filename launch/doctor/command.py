@@ -11,6 +11,7 @@ from tandem.config.model import EffectiveConfig
 from tandem.launch.doctor import checks_parts
 from tandem.launch.doctor.check_model import check_model
 from tandem.launch.doctor.checks_cluster import check_cluster
+from tandem.launch.doctor.checks_slurm import check_slurm
 from tandem.runtime.local import checks_machine
 from tandem.runtime.local.findings import Finding
 from tandem.runtime.process.progress import ProgressBar
@@ -49,6 +50,7 @@ def examine(effective: EffectiveConfig) -> list[tuple[str, Iterator[Finding]]]:
     checks = [
         ("the machine", checks_machine.check_machine()),
         ("ports", checks_machine.check_ports(config)),
+        ("Slurm", check_slurm()),
         ("packages", checks_parts.check_packages()),
         ("torch", checks_parts.check_torch()),
         ("the CPU's kernels", checks_parts.check_cpu_kernels()),

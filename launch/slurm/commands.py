@@ -74,8 +74,9 @@ def run_command(*words: str) -> str:
             f"{words[0]} did not answer within {TIMEOUT_S:.0f} s: `scontrol ping` asks slurmctld"
         ) from error
     if done.returncode != 0:
-        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise ServiceError(with_remedy(one_line(lines[0], MAX_REASON_BYTES)))
+        lines = done.stderr.split("\n") if done.stderr else [f"exit code {done.returncode}"]
+        said = "; ".join(line.removeprefix(f"{words[0]}: error: ") for line in lines if line)
+        raise ServiceError(with_remedy(f"{words[0]}: {one_line(said, MAX_REASON_BYTES)}"))
     return done.stdout
 
 

@@ -132,6 +132,14 @@ class SlurmCluster:
         """Kill the slurmd and every process of a host at once."""
         end(self.slurmds.pop(name))
 
+    def end_jobs(self) -> None:
+        """Cancel every job, and wait until none is left."""
+        self.run("scancel", "--me")
+        deadline_s = time.perf_counter() + PATIENCE_S
+        while left := self.run("squeue", "-h"):
+            assert time.perf_counter() < deadline_s, left
+            time.sleep(0.1)
+
     def shorten(self, job: str) -> None:
         """Let a job's time be up in one or two minutes; Slurm counts them whole."""
         used = self.run("squeue", "-h", "-j", job, "-o", "%M").strip()  # minutes:seconds

@@ -39,7 +39,7 @@ def refusal(slurm: SlurmCluster, folder: Path, *words: str) -> str:
     """Return the error of an `up` that cannot succeed, and end its jobs."""
     place = ("--state-dir", str(folder))
     done = tandem(slurm, "up", "bundled", "--gpus", "0", *place, *words)
-    slurm.run("scancel", "--me")
+    slurm.end_jobs()
     assert done.returncode == 1, done.stderr
     return next(line for line in done.stderr.splitlines() if line.startswith("error: "))
 
@@ -65,8 +65,8 @@ def test_the_scripts_pass_slurms_own_check(slurm: SlurmCluster, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("-p", "nowhere"), "invalid partition specified: nowhere; `sinfo` lists the partitions"),
-        (("--cpus", "64"), "see `sinfo -N -l`"),
+        (("-p", "nowhere"), "`sinfo` lists the partitions: --partition"),
+        (("--gpus", "1"), "the partition has no GPUs: --gpus 0"),
         (("-p", "closed", "--timeout-s", "2"), "the partition is down: `sinfo -R`"),
     ],
 )

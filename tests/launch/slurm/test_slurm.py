@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-COMMAND_S = 150.0
+COMMAND_S = 240.0
 
 
 class Tandem:
