@@ -94,10 +94,10 @@ def jobs_named(*names: str) -> list[Job]:
     return [_parsed(line) for line in lines.splitlines()]
 
 
-def send_term(job: Job) -> None:
-    """Let a running job's script end itself; cancel one that waits."""
+def let_leave(job: Job) -> None:
+    """Let a running job's script end its process and itself; cancel a job that waits."""
     if job.state == "RUNNING":
-        run_command("scancel", "--signal=TERM", "--batch", job.id)
+        run_command("scancel", "--signal=USR2", "--batch", job.id)
     else:
         run_command("scancel", job.id)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from tandem.launch.cluster.one_worker import probe
 from tandem.launch.cluster.status import ClusterReport, read_cluster
-from tandem.launch.slurm.commands import Job, cancel, jobs_named, send_term
+from tandem.launch.slurm.commands import Job, cancel, jobs_named, let_leave
 from tandem.launch.slurm.deployment import Deployment
 from tandem.runtime.address import new_id
 from tandem.runtime.errors import ServiceError, TandemError
@@ -122,10 +122,10 @@ class Members:
         return f"{folder} is not shared with {node}; give --state-dir a folder that all nodes share"
 
     def release(self, jobs: Sequence[Job]) -> None:
-        """Send TERM and wait until the jobs have ended; cancel those that do not."""
+        """Let the jobs leave and wait until they have ended; cancel those that do not."""
         for job in jobs:
             with contextlib.suppress(ServiceError):  # it has ended meanwhile
-                send_term(job)
+                let_leave(job)
         ids, names = {job.id for job in jobs}, {job.name for job in jobs}
         drain_s = self.deployment.drain_timeout_s() + KILL_AFTER_DRAIN_S
         deadline_s = time.perf_counter() + drain_s

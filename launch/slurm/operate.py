@@ -7,7 +7,7 @@ from functools import partial
 from rich.table import Table
 
 from tandem.config.model import EffectiveConfig
-from tandem.launch.slurm.commands import Job, cancel, send_term, submit
+from tandem.launch.slurm.commands import Job, cancel, let_leave, submit
 from tandem.launch.slurm.deployment import Deployment, write_folder
 from tandem.launch.slurm.members import POLL_S, Members
 from tandem.launch.slurm.scripts import SERVICE, WORKER, render
@@ -140,7 +140,7 @@ def _started(members: Members, elder: Job, array: str, timeout_s: float) -> Job:
         others = [job for job in members.worker_jobs() if job.id not in (elder.id, successor.id)]
         if not has_room and waited_s > ROOM_PATIENCE_S and members.serving(others):
             has_room = True
-            send_term(elder)
+            let_leave(elder)
         if waited_s > timeout_s:
             cancel([successor])
             raise ServiceError(

@@ -14,13 +14,13 @@ state={state}
 echo "$(date -u +%FT%TZ) {what} starts on $(hostname): job $SLURM_JOB_ID, \
 requeued ${{SLURM_RESTART_COUNT:-0}} times"
 
-# TERM, of `tandem slurm` or of Slurm: {leaves}
-# HUP asks for the same, and is passed over after the TERM that Slurm may send to all processes.
-leave() {{ leaving=1; [ -z "$process" ] || kill -HUP "$process" 2>/dev/null; }}
+# USR2, of `tandem slurm`: {leaves}
+leave() {{ leaving=1; [ -z "$process" ] || kill -TERM "$process" 2>/dev/null; }}
 # USR1, {notice_s} s before the time is up: a successor is queued first.
 expire() {{ sbatch {successor} "$state/{script}"; leave; }}
-trap leave TERM
+trap leave USR2
 trap expire USR1
+trap 'leaving=1' TERM  # of Slurm, which sends it to all processes
 
 . "$state/secrets"
 {wait}# --requeue covers lost nodes alone. A process that died starts here again, twice;

@@ -82,6 +82,7 @@ class Run:
             ["bash", "-c", render(deployment)[script]],
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,
             env=os.environ
             | {"PATH": f"{tools}:{os.environ['PATH']}", "SLURM_JOB_ID": "12"}
             | {"SLURM_ARRAY_TASK_ID": "3", "SLURM_RESTART_COUNT": str(restarts)},
@@ -113,7 +114,7 @@ import signal, sys, time
 def leave(number, frame):
     print("leaves at", signal.Signals(number).name, flush=True)
     sys.exit()
-signal.signal(signal.SIGHUP, leave)
+signal.signal(signal.SIGTERM, leave)
 print("serves", flush=True)
 time.sleep(60)
 """
@@ -122,7 +123,7 @@ time.sleep(60)
 @pytest.mark.parametrize(
     ("script", "number", "notes"),
     [
-        (WORKER, signal.SIGTERM, ""),
+        (WORKER, signal.SIGUSR2, ""),
         (WORKER, signal.SIGUSR1, "sbatch --array=3 {state}/worker.sh"),
         (SERVICE, signal.SIGUSR1, "sbatch --dependency=singleton {state}/service.sh"),
     ],
@@ -137,8 +138,17 @@ def test_a_signal_lets_the_process_leave_and_only_the_limit_brings_a_successor(
     run.process.send_signal(number)
     code, out = run.end()
     assert code == 0, out
-    assert "leaves at SIGHUP" in out
+    assert out.count("leaves at SIGTERM") == 1
     assert run.notes() == ([notes.format(state=run.state)] if notes else [])
+
+
+def test_a_term_of_slurm_reaches_the_process_once(tmp_path: Path) -> None:
+    run = Run(tmp_path, DRAINS, WORKER)
+    line_until("serves", run.process, [])
+    os.killpg(run.process.pid, signal.SIGTERM)  # as Slurm does, to all processes of a job
+    code, out = run.end()
+    assert (code, run.notes()) == (0, [])
+    assert out.count("leaves at SIGTERM") == 1
 
 
 def test_a_signal_before_the_services_are_there_ends_the_job(tmp_path: Path) -> None:
