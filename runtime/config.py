@@ -3,7 +3,11 @@
 import socket
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+from tandem.runtime.own_address import own_address
+from tandem.runtime.port_range import ports_of
+from tandem.runtime.services_file import read_services
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -21,7 +25,26 @@ class RuntimeConfig(BaseModel):
         "http://127.0.0.1:2379",
         description="URL of etcd, or of its unix socket; commas between several",
     )
+    services_file: str | None = Field(
+        None,
+        description="JSON file with `nats_url` and `etcd_endpoints`, in place of these keys; read "
+        "again while the services do not answer, so that they may come back elsewhere",
+    )
     host: str = Field("127.0.0.1", description="address on which servers listen")
+    interface: str | None = Field(
+        None,
+        min_length=1,
+        description="interface whose address is `host`, as in eth0; `route`: the one on the way to "
+        "etcd and NATS",
+    )
+    port: int = Field(
+        0, ge=0, le=65535, description="port of the request plane; 0: one of `port_range`"
+    )
+    port_range: str | None = Field(
+        None,
+        description="ports of the request plane, as in 31000-31099: each process takes the first "
+        "free one; null: any free port",
+    )
     advertise_host: str | None = Field(
         None, description="address that peers connect to; null: `host`, or this machine's name"
     )
@@ -88,6 +111,62 @@ class RuntimeConfig(BaseModel):
         """The host under which other processes reach the servers of this one."""
         host = self.advertise_host or self.host
         return socket.gethostname() if host in ("0.0.0.0", "::", "") else host
+
+    @property
+    def listen_ports(self) -> list[int]:
+        """The ports on which the request plane may listen, in order; 0 is any free one."""
+        if self.port_range is not None:
+            return list(ports_of(self.port_range))
+        return [self.port]
+
+    def with_current_services(self) -> Self:
+        """Return the config with the addresses that `services_file` has now.
+
+        Without such a file, or while it cannot be read, the config stays the same.
+        """
+        if self.services_file is None:
+            return self
+        try:
+            return self.model_copy(update=read_services(self.services_file))
+        except ValueError:
+            return self
+
+    @field_validator("port_range")
+    @classmethod
+    def _is_a_range(cls, text: str | None) -> str | None:
+        if text is not None:
+            ports_of(text)
+        return text
+
+    @field_validator("services_file")
+    @classmethod
+    def _has_services(cls, path: str | None) -> str | None:
+        if path is not None:
+            read_services(path)
+        return path
+
+    @model_validator(mode="after")
+    def _port_is_one_or_of_a_range(self) -> Self:
+        if self.port and self.port_range is not None:
+            raise ValueError("port and port_range exclude each other")
+        return self
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        """Fill in what `services_file` and `interface` stand for."""
+        found: dict[str, str] = {}
+        if self.services_file is not None:
+            found |= read_services(self.services_file)
+        if self.interface is not None:
+            if "host" in self.model_fields_set:
+                raise ValueError("host and interface exclude each other")
+            services = {"etcd_endpoints": self.etcd_endpoints, "nats_url": self.nats_url} | found
+            try:
+                found["host"] = own_address(self.interface, services.values())
+            except ValueError as error:
+                raise ValueError(f"interface {self.interface}: {error}") from None
+        self.__dict__.update(found)
+        return self
 
     @model_validator(mode="after")
     def _files_come_together(self) -> Self:

@@ -2,7 +2,9 @@
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from tandem.runtime.port_range import ports_of
 
 Backend = Literal["nixl", "ucx", "loopback"]
 
@@ -16,6 +18,11 @@ class TransferConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     backend: Backend = Field("nixl", description="ucx: through ucxx; loopback: for tests")
+    port_range: str | None = Field(
+        None,
+        description="TCP ports on which UCX listens, as in 31100-31199: several for each worker of "
+        "a host; null: any free ones, or those of UCX_TCP_PORT_RANGE",
+    )
     verify: bool = Field(
         True,
         description="check the checksum of every landed block before it is read; must be equal on "
@@ -63,6 +70,13 @@ class TransferConfig(BaseModel):
         ge=0,
         description="time an excluded prefill worker gets no work from this decode worker (s)",
     )
+
+    @field_validator("port_range")
+    @classmethod
+    def _is_a_range(cls, text: str | None) -> str | None:
+        if text is not None:
+            ports_of(text)
+        return text
 
     @model_validator(mode="after")
     def _check_quarantine(self) -> Self:

@@ -13,18 +13,21 @@ from pathlib import Path
 import psutil
 
 VARIABLE = "UCX_NET_DEVICES"
+PORTS_VARIABLE = "UCX_TCP_PORT_RANGE"
 _RDMA = Path("/sys/class/infiniband")
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 logger = logging.getLogger(__name__)
 
 
-def confine_ucx(host: str) -> None:
-    """Keep UCX to the devices of `host`, where a server of this process listens.
+def confine_ucx(host: str, port_range: str | None = None) -> None:
+    """Keep UCX to the devices of `host`, where a server of this process listens, and to ports.
 
-    Call it before a library is loaded: a context reads the variable when it is created. A variable
-    that is set already stays.
+    Call it before a library is loaded: a context reads the variables when it is created. A variable
+    of devices that is set already stays.
     """
+    if port_range is not None:
+        os.environ[PORTS_VARIABLE] = port_range
     if VARIABLE in os.environ:
         return
     if devices := devices_of(host):

@@ -65,7 +65,7 @@ class Member:
         self._settings, self._pool, self._ends = settings, pool, ends
         self._config = config = settings.config
         self.view = PrefillView(config.disagg)
-        confine_ucx(config.runtime.host)
+        confine_ucx(config.runtime.host, config.transfer.port_range)
         self._role: WorkerRole = "both" if settings.offers else "prefill"
         if not settings.takes:
             self._role = "decode"

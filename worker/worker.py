@@ -87,7 +87,7 @@ class Worker:
             on_device_lost=self._on_device_lost,
             check_device=partial(check_device, pools[0].tensor.device),
         )
-        confine_ucx(runtime.host)
+        confine_ucx(runtime.host, settings.transfer.port_range)
         layout = KvLayout.of(pools[0].tensor, len(pools), pools[0].windows)
         self.group = self._transfer_group(layout)
         self.on_notification: Callable[[int, bytes], None] = _ignore  # of the group

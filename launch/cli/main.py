@@ -18,6 +18,7 @@ from tandem.launch.cli.options import (
     frontend_session,
     shares,
 )
+from tandem.launch.cli.slurm_commands import slurm_app
 from tandem.launch.run.options import LaunchOptions, ModelOptions
 from tandem.runtime.errors import ConfigError, TandemError
 from tandem.runtime.local.home import give_home
@@ -37,6 +38,7 @@ app = typer.Typer(
 app.add_typer(operate.app)
 app.add_typer(passed_on.app)
 app.add_typer(config_app, name="config")
+app.add_typer(slurm_app, name="slurm")
 
 
 def _print_version(wanted: bool) -> None:

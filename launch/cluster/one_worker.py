@@ -60,11 +60,11 @@ async def change_role(
             answer = await client.call(instance.address, "change_role", change, context)
         status = decode_status(answer)
         if "decode" in role_names(role):
-            await _probe(client, instance)
+            await probe(client, instance)
         return status
 
 
-async def _probe(client: RequestClient, instance: Instance) -> None:
+async def probe(client: RequestClient, instance: Instance) -> None:
     """Generate one token at the worker. Raise ServiceError if it can't."""
     request = GenerateRequest(
         request_id=new_id(),

@@ -151,7 +151,7 @@ async def _frontend_state(address: str) -> str:
     host, _, port = place.rpartition(":")
     try:
         status = await http_status(
-            host, int(port), "/health", CALL_TIMEOUT_S, scheme=scheme or "http"
+            host.strip("[]"), int(port), "/health", CALL_TIMEOUT_S, scheme=scheme or "http"
         )
     except ServiceError as error:
         return f"no answer: {error}"

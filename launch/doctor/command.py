@@ -1,6 +1,5 @@
 """`tandem doctor`: the state of this machine, with a remedy for everything that is wrong."""
 
-import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -9,12 +8,12 @@ from rich.console import Console
 from rich.text import Text
 
 from tandem.config.model import EffectiveConfig
-from tandem.launch.cluster.status import links, read_cluster
 from tandem.launch.doctor import checks_parts
 from tandem.launch.doctor.check_model import check_model
-from tandem.runtime.errors import ServiceError
+from tandem.launch.doctor.checks_cluster import check_cluster
+from tandem.launch.doctor.checks_slurm import check_slurm
 from tandem.runtime.local import checks_machine
-from tandem.runtime.local.findings import Finding, ok, warn
+from tandem.runtime.local.findings import Finding
 from tandem.runtime.process.progress import ProgressBar
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -51,6 +50,7 @@ def examine(effective: EffectiveConfig) -> list[tuple[str, Iterator[Finding]]]:
     checks = [
         ("the machine", checks_machine.check_machine()),
         ("ports", checks_parts.check_ports(config)),
+        ("Slurm", check_slurm()),
         ("packages", checks_machine.check_packages()),
         ("torch", checks_parts.check_torch()),
         ("the CPU's kernels", checks_parts.check_cpu_kernels()),
@@ -58,25 +58,8 @@ def examine(effective: EffectiveConfig) -> list[tuple[str, Iterator[Finding]]]:
         ("NIXL", checks_parts.check_nixl(config.runtime.host)),
     ]
     if effective.origin("runtime.etcd_endpoints") != "default":
-        checks.append(("links of the cluster", check_links(effective)))
+        checks.append(("the cluster", check_cluster(effective)))
     return checks
-
-
-def check_links(effective: EffectiveConfig) -> Iterator[Finding]:
-    """Yield the measurements of the links from running prefill workers to decode workers."""
-    try:
-        report = asyncio.run(read_cluster(effective))
-    except ServiceError:
-        return  # check_servers reports it
-    found = links(report)
-    for line in found:
-        yield ok("kv link", line)
-    if not found and any(i.instance.component == "prefill" for i in report.instances):
-        yield warn(
-            "kv link",
-            "no prefill worker is connected to a decode worker",
-            "see `tandem status` and the workers' logs",
-        )
 
 
 def _print_finding(console: Console, finding: Finding) -> None:

@@ -31,9 +31,13 @@ class RolePlan:
         Secrets are the exception: they are in the environment, and not in the file.
         """
         kept = {k: v for k, v in inherited.items() if not is_config_variable(k)}
-        secrets = [s.key for s in self.config.settings.values() if is_secret(find_field(s))]
-        own = {"PYTHONUNBUFFERED": "1", **self.variables, **self.config.variables(secrets)}
+        own = {"PYTHONUNBUFFERED": "1", **self.variables, **self.secret_variables()}
         return {**kept, **own}
+
+    def secret_variables(self) -> dict[str, str]:
+        """Return the environment that has the config's secrets."""
+        secrets = [s.key for s in self.config.settings.values() if is_secret(find_field(s))]
+        return self.config.variables(secrets)
 
     def config_sections(self) -> dict[str, dict[str, object]]:
         """Return the content of the config file: values other than defaults and secrets."""

@@ -10,10 +10,11 @@ from tandem.runtime.errors import ConfigError
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
-def make_run_dir(wanted: Path | None) -> Path:
+def make_run_dir(wanted: Path | None, option: str = "--run-dir") -> Path:
     """Return the folder, by default a new temporary one; others than its owner cannot enter it.
 
-    Raise ConfigError for a folder of another user, and for one that others can write to.
+    Raise ConfigError for a folder of another user, and for one that others can write to; `option`
+    is the one that named it.
     """
     if wanted is None:
         return Path(tempfile.mkdtemp(prefix="tandem-run-"))
@@ -21,13 +22,15 @@ def make_run_dir(wanted: Path | None) -> Path:
         wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = wanted.stat()
     except OSError as exc:
-        raise _refused(wanted, exc.strerror or str(exc)) from exc
+        raise _refused(option, wanted, exc.strerror or str(exc)) from exc
     if found.st_uid != os.geteuid():
-        raise _refused(wanted, f"belongs to another user, uid {found.st_uid}; name another folder")
+        raise _refused(
+            option, wanted, f"belongs to another user, uid {found.st_uid}; name another folder"
+        )
     if found.st_mode & _WRITABLE_BY_OTHERS:
-        raise _refused(wanted, f"can be written to by other users: chmod go-w {wanted}")
+        raise _refused(option, wanted, f"can be written to by other users: chmod go-w {wanted}")
     return wanted.resolve()
 
 
-def _refused(wanted: Path, reason: str) -> ConfigError:
-    return ConfigError(f"--run-dir {wanted}: {reason}", param="--run-dir")
+def _refused(option: str, wanted: Path, reason: str) -> ConfigError:
+    return ConfigError(f"{option} {wanted}: {reason}", param=option)

@@ -18,6 +18,7 @@ from tandem.frontend.config import new_page_key
 from tandem.launch.run.options import LaunchOptions
 from tandem.launch.supervise.managed_process import Backoff, ManagedProcess
 from tandem.launch.supervise.run_dir import make_run_dir
+from tandem.runtime.address import host_port
 from tandem.runtime.errors import ProtocolError, ServiceError
 from tandem.runtime.local.child_process import describe_exit, log_tail
 from tandem.runtime.local.local_clusters import LocalCluster, announced, started_s, token_path
@@ -70,11 +71,18 @@ class Supervisor(ABC):
     def _http_url(self) -> str:
         """Return the address of the frontend; empty where there is none."""
         frontend = self._config.config.frontend
-        return f"{frontend.scheme}://{local_address(frontend.host)}:{frontend.port}"
+        return f"{frontend.scheme}://{host_port(local_address(frontend.host), frontend.port)}"
 
     def _is_announced(self) -> bool:
         """Return True when other commands on this machine should find this cluster."""
         return True
+
+    def _own_servers(self) -> dict[str, LocalServer]:
+        """Return the server to start for each key of an address that the config does not have."""
+        return {
+            "runtime.nats_url": LocalNats(self._run_dir),
+            "runtime.etcd_endpoints": LocalEtcd(self._run_dir),
+        }
 
     async def run(self) -> int:
         """Return the exit code. Raise TandemError when a child cannot be started or kept up."""
@@ -113,10 +121,9 @@ class Supervisor(ABC):
     async def _startup(self) -> None:
         self._make_token()
         self._make_page_key()
-        servers = {"runtime.nats_url": LocalNats, "runtime.etcd_endpoints": LocalEtcd}
-        for key, server in servers.items():
+        for key, server in self._own_servers().items():
             if self._config.origin(key) == "default":
-                await self._start_server(server(self._run_dir), key)
+                await self._start_server(server, key)
         self._discovery = EtcdDiscovery(self._config.config.runtime)
         await self._discovery.start()
         await self._start_children(self._discovery)

@@ -43,8 +43,14 @@ class _TolerantClient(Client):
     """nats-py's client, whose read loop survives a message with a malformed subject or header.
 
     Such a message is delivered without its malformed part: a pull that waits for a message would
-    otherwise wait for one that has come already. A `tls:` URL is never used without TLS.
+    otherwise wait for one that has come already. A `tls:` URL is never used without TLS. Each dial
+    is to one of the addresses that `current_urls` returns.
     """
+
+    def __init__(self, current_urls: Callable[[], list[str]]) -> None:
+        super().__init__()
+        self._current_urls = current_urls
+        self._urls = current_urls()
 
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
@@ -60,6 +66,10 @@ class _TolerantClient(Client):
                 logger.warning("ignoring the message: %r", again)
 
     async def _connect_to_server(self, s: Srv) -> None:
+        if (urls := self._current_urls()) != self._urls:
+            self.set_server_pool(urls)
+            self._urls = urls
+            raise nats.errors.Error("the services file has another address now")
         if self._transport is None and s.uri.scheme in ("nats", "tls"):
             self._transport = _Transport()  # type: ignore[no-untyped-call]
         await super()._connect_to_server(s)
@@ -84,7 +94,7 @@ class NatsConnection:
         self._config = config
         self._listeners: list[Listener] = []
         self._last_error: Exception | None = None
-        self.client = _TolerantClient()
+        self.client = _TolerantClient(self._urls)
 
     @property
     def connected(self) -> bool:
@@ -100,7 +110,7 @@ class NatsConnection:
         started_s = time.perf_counter()
         try:
             await self.client.connect(
-                servers=[url.strip() for url in self._config.nats_url.split(",")],
+                servers=self._urls(),
                 tls=client_context(self._config),
                 error_cb=self._on_error,
                 disconnected_cb=self._on_disconnect,
@@ -119,6 +129,9 @@ class NatsConnection:
             ) from error
         self.client.options["max_reconnect_attempts"] = -1
         logger.info("NATS at %s", self.url)
+
+    def _urls(self) -> list[str]:
+        return [url.strip() for url in self._config.with_current_services().nats_url.split(",")]
 
     async def close(self) -> None:
         """Close; idempotent, bounded."""

@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Self
 
+from tandem.runtime.address import host_port
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.local.child_process import ChildProcess, describe_exit
 from tandem.runtime.local.ports import free_port
@@ -169,6 +170,8 @@ class LocalNats(LocalServer):
 
     name = "nats"
     port = 0
+    host = HOST
+    scheme = "nats"
 
     def __init__(self, run_dir: Path | None = None) -> None:
         super().__init__(run_dir)
@@ -176,25 +179,28 @@ class LocalNats(LocalServer):
 
     @property
     def url(self) -> str:
-        return f"nats://{NATS_USER}:{self._password}@{HOST}:{self.port}"
+        place = host_port(self.host, self.port)
+        return f"{self.scheme}://{NATS_USER}:{self._password}@{place}"
+
+    def _settings(self) -> dict[str, object]:
+        return {"authorization": {"user": NATS_USER, "password": self._password}}
 
     def _choose_address(self) -> None:
-        self.port = free_port(HOST)
+        self.port = free_port(self.host)
 
     def _command(self, store: Path) -> list[str]:
         config = store / "nats.conf"  # `ps` shows a command's arguments
-        user = json.dumps({"user": NATS_USER, "password": self._password})
-        write_private(config, f"authorization: {user}\n")
+        write_private(config, json.dumps(self._settings()))
         return [
             *(str(nats_binary()), "--config", str(config)),
-            *("--addr", HOST, "--port", str(self.port)),
+            *("--addr", self.host, "--port", str(self.port)),
             *("--jetstream", "--store_dir", str(store / "jetstream")),
         ]
 
     async def _is_ready(self) -> bool:
         # the server's greeting, INFO, has "jetstream":true once JetStream is on
         try:
-            reader, writer = await asyncio.open_connection(HOST, self.port)
+            reader, writer = await asyncio.open_connection(self.host, self.port)
         except OSError:
             return False
         try:
@@ -233,10 +239,10 @@ class LocalEtcd(LocalServer):
         return self._sockets
 
     def _command(self, store: Path) -> list[str]:
-        client_url, peer_url = "unix://client:1", "unix://peer:1"
+        peer_url = "unix://peer:1"
         return [
             *(str(etcd_binary()), "--name", "tandem", "--data-dir", str(store)),
-            *("--listen-client-urls", client_url, "--advertise-client-urls", client_url),
+            *self._client_words(),
             *("--listen-peer-urls", peer_url, "--initial-advertise-peer-urls", peer_url),
             *("--initial-cluster", f"tandem={peer_url}"),
             # the store is removed at the end: it need not survive a power cut
@@ -244,9 +250,16 @@ class LocalEtcd(LocalServer):
             *("--log-level", "warn", "--log-outputs", "stderr"),
         ]
 
+    def _client_words(self) -> list[str]:
+        url = "unix://client:1"
+        return ["--listen-client-urls", url, "--advertise-client-urls", url]
+
+    async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_unix_connection(self.socket)
+
     async def _is_ready(self) -> bool:
         try:
-            reader, writer = await asyncio.open_unix_connection(self.socket)
+            reader, writer = await self._dial()
         except OSError:
             return False
         try:

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import ssl
 
+from tandem.runtime.address import host_port
 from tandem.runtime.errors import ConfigError, ServiceError
 
 
@@ -57,7 +58,7 @@ async def http_status(
     checked.
     """
     context = None if scheme == "http" else _unchecked()
-    request = f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n"
+    request = f"GET {path} HTTP/1.1\r\nHost: {host_port(host, port)}\r\nConnection: close\r\n\r\n"
     try:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(host, port, ssl=context)
@@ -67,7 +68,9 @@ async def http_status(
             finally:
                 writer.close()
     except (OSError, TimeoutError, ValueError, IndexError) as exc:
-        raise ServiceError(f"no HTTP answer from {host}:{port}{path}: {exc or 'timeout'}") from exc
+        raise ServiceError(
+            f"no HTTP answer from {host_port(host, port)}{path}: {exc or 'timeout'}"
+        ) from exc
 
 
 def _unchecked() -> ssl.SSLContext:

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, cast
 
+from tandem.runtime.address import host_port
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ConnectionLostError, ProtocolError, TandemError
 from tandem.runtime.plane.framing import (
@@ -165,7 +166,7 @@ class PlaneConnection(asyncio.Protocol, ABC):
         connected: Any = self._transport.get_extra_info("socket")
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         host, port = self._transport.get_extra_info("peername")[:2]
-        self.peer = f"{host}:{port}"
+        self.peer = host_port(host, port)
         self._timer = self._loop.call_later(self._config.connect_timeout_s, self._greeting_late)
         self._handshake = self.handshake_over(self._transport.write)
         self._handshake.begin()

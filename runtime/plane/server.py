@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import ssl
 
 from tandem.runtime.address import host_port
 from tandem.runtime.config import RuntimeConfig
@@ -58,26 +59,39 @@ class RequestServer:
         """Refuse new streams of `endpoint` with UnavailableError; running ones go on."""
         self._handlers.pop(endpoint, None)
 
-    async def start(self, port: int = 0) -> None:
-        """Listen and set `address`. Raise ServiceError when the port is taken.
+    async def start(self) -> None:
+        """Listen and set `address`. Raise ServiceError when the configured ports are taken.
 
         ConfigError for a file of TLS that cannot be used.
         """
-        loop = asyncio.get_running_loop()
         host, context = self._config.host, server_context(self._config)
-        try:
-            self._server = await loop.create_server(
-                lambda: ServerConnection(self, self._config, self._instance_id),
-                host,
-                port,
-                ssl=context,
-                ssl_handshake_timeout=self._config.connect_timeout_s if context else None,
-            )
-        except OSError as error:
-            raise ServiceError(f"cannot listen on {host}:{port}: {error}") from error
+        for port in self._config.listen_ports:
+            try:
+                self._server = await self._listen(host, port, context)
+                break
+            except OSError as error:
+                taken = error
+        else:
+            raise ServiceError(self._cannot_listen(taken)) from taken
         bound_port = self._server.sockets[0].getsockname()[1]
         self.address = host_port(self._config.reachable_host, bound_port)
         logger.info("request plane of %s listens on %s", self._instance_id, self.address)
+
+    async def _listen(self, host: str, port: int, context: ssl.SSLContext | None) -> asyncio.Server:
+        return await asyncio.get_running_loop().create_server(
+            lambda: ServerConnection(self, self._config, self._instance_id),
+            host,
+            port,
+            ssl=context,
+            ssl_handshake_timeout=self._config.connect_timeout_s if context else None,
+        )
+
+    def _cannot_listen(self, error: OSError) -> str:
+        host, ports = self._config.host, self._config.port_range
+        if ports is not None:
+            return f"runtime.port_range: cannot listen on any of {host}, ports {ports}: {error}"
+        key = "runtime.port" if self._config.port else "runtime.host"
+        return f"{key}: cannot listen on {host_port(host, self._config.port)}: {error}"
 
     def admit(self, endpoint: str) -> Handler:
         """Return the endpoint's handler. Raise UnavailableError without one, or after `stop`."""

@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 from tandem.runtime.clock import wall_seconds
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.errors import ServiceError
+from tandem.runtime.errors import ConfigError, ServiceError
 from tandem.runtime.store.discovery import WatchView
 from tandem.runtime.store.etcd_client import Entry, EtcdClient, Snapshot
 from tandem.runtime.store.seals import Seals
@@ -157,6 +157,14 @@ class EtcdDiscovery:
                     logger.warning("etcd is away; the last state is used: %s", error)
                 self.connected = False
                 attempt += 1
+                await self._look_elsewhere()
+
+    async def _look_elsewhere(self) -> None:
+        """Follow etcd to the address that the services file has now."""
+        try:
+            await self._client.redirect(self._config.with_current_services().etcd_endpoints)
+        except (ConfigError, ServiceError) as error:
+            logger.warning("runtime.services_file: %s", error.message)
 
     # ---- shared keys --------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ error, and its channel cannot fail over. The one gRPC channel here reconnects by
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Iterator
+import socket
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
@@ -15,7 +16,7 @@ import grpc
 from aetcd import rpc
 from aetcd.utils import prefix_range_end
 
-from tandem.runtime.address import new_id
+from tandem.runtime.address import host_port, new_id
 from tandem.runtime.errors import ConfigError, ServiceError
 from tandem.runtime.printable import one_line
 from tandem.runtime.store.etcd_versions import doubt_of
@@ -63,25 +64,38 @@ class EtcdClient:
     """
 
     def __init__(self, endpoints: str, store_key: str, tls: TlsFiles | None = None) -> None:
-        self._endpoints = endpoints
         self._tls = tls or TlsFiles(None, None, None)
+        self._set_endpoints(endpoints)
+        self._store_key = store_key.encode()
+        self._channel: Any = None
+
+    def _set_endpoints(self, endpoints: str) -> None:
+        self._endpoints = endpoints
         self._socket = _unix_socket(endpoints)
         urls = [] if self._socket else [_split(url) for url in endpoints.split(",")]
         self._targets = [(url.hostname or "", url.port or 2379) for url in urls]
         self._is_secure = any(url.scheme == "https" for url in urls)
         if self._is_secure and not all(url.scheme == "https" for url in urls):
             raise ConfigError(f"runtime.etcd_endpoints: {endpoints!r} mixes http and https")
-        self._store_key = store_key.encode()
-        self._channel: Any = None
+
+    async def redirect(self, endpoints: str) -> None:
+        """Dial other addresses from now on; calls under way at the old ones fail.
+
+        Raise ConfigError for text that is no list of URLs.
+        """
+        if endpoints != self._endpoints:
+            self._set_endpoints(endpoints)
+            await self.close()
+            await self.open()
 
     async def open(self) -> None:
         """Create the channel, without a request to etcd."""
         if self._socket:
             target = f"unix:{self._socket}"
         elif len(self._targets) == 1:
-            target = "{}:{}".format(*self._targets[0])
+            target = host_port(*self._targets[0])
         else:
-            target = "ipv4:" + ",".join([await _resolve(*target) for target in self._targets])
+            target = await _resolved(self._targets)
         if self._is_secure:
             host = self._targets[0][0]
             options = [*_CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", host)]
@@ -241,13 +255,21 @@ def _entry(event: Any) -> Entry | None:
     return None if event.type == rpc.Event.DELETE else Entry(event.kv.value, event.kv.lease != 0)
 
 
-async def _resolve(host: str, port: int) -> str:
+async def _resolved(targets: Sequence[tuple[str, int]]) -> str:
+    """Return gRPC's name of several addresses, which must be of one family: IPv4, else IPv6."""
     loop = asyncio.get_running_loop()
-    try:
-        found = await loop.getaddrinfo(host, port, family=2, type=1)
-    except OSError as error:
-        raise ServiceError(f"etcd's host {host} is unknown: {error}") from error
-    return "{}:{}".format(*found[0][4][:2])
+    for name, family in (("ipv4", socket.AF_INET), ("ipv6", socket.AF_INET6)):
+        try:
+            found = [
+                await loop.getaddrinfo(*target, family=family, type=socket.SOCK_STREAM)
+                for target in targets
+            ]
+        except OSError as error:
+            unknown = error
+        else:
+            return f"{name}:" + ",".join(host_port(*entries[0][4][:2]) for entries in found)
+    hosts = ", ".join(host for host, _ in targets)
+    raise ServiceError(f"etcd's hosts {hosts} are unknown: {unknown}") from unknown
 
 
 def _unix_socket(endpoints: str) -> str:

@@ -113,11 +113,14 @@ class FakeWorker:
     metrics: str = ""
 
     async def start(self) -> None:
-        self.server = RequestServer(self.config, self.instance_id)
+        at_a_port = self.config.model_copy(
+            update={"port": free_port()}
+        )  # at which it may come back
+        self.server = RequestServer(at_a_port, self.instance_id)
         self.server.register(self.endpoint, self._generate)
         self.server.register("model_files", self._model_files)
         self.server.register("kv_snapshot", self._kv_snapshot)
-        await self.server.start(free_port())  # at which it may come back
+        await self.server.start()
         self.events = MemoryEvents(self.listeners)
         await self.events.start()
         self.discovery = MemoryDiscovery(self.store)
@@ -172,7 +175,7 @@ class FakeWorker:
 
     async def come_back(self) -> None:
         """As after a pause: at its address again, under its old records."""
-        await self.server.start(int(self.server.address.rpartition(":")[2]))
+        await self.server.start()
 
     async def _generate(
         self, payload: bytes, context: RequestContext, responder: Responder

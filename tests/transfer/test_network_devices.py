@@ -20,6 +20,16 @@ sockets = psutil.Process().net_connections(kind="tcp")
 print(json.dumps([s.laddr.ip for s in sockets if s.status == "LISTEN"]))
 loaded.close()
 """
+LISTENING_PORTS = """
+import json, psutil
+from tandem.transfer.network_devices import confine_ucx
+confine_ucx("127.0.0.1", "15000-15899")
+from tandem.transfer.nixl import NixlTransport
+loaded = NixlTransport("one")
+sockets = psutil.Process().net_connections(kind="tcp")
+print(json.dumps([s.laddr.port for s in sockets if s.status == "LISTEN"]))
+loaded.close()
+"""
 CONFINED = "from tandem.transfer.network_devices import confine_ucx; confine_ucx('127.0.0.1')\n"
 OPENERS = {
     "nixl": CONFINED + "from tandem.transfer.nixl import NixlTransport as Transport",
@@ -74,3 +84,16 @@ def test_devices_that_the_operator_names_stay(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv(VARIABLE)
     confine_ucx("127.0.0.1")
     assert os.environ[VARIABLE] == "lo"
+
+
+def test_ucx_listens_on_the_ports_of_the_config() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LISTENING_PORTS],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={key: value for key, value in os.environ.items() if key != VARIABLE},
+    )
+    ports = json.loads(done.stdout.splitlines()[-1])
+    assert ports and set(ports) <= set(range(15_000, 15_900)), ports

@@ -22,7 +22,7 @@ from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.plane.response_stream import WINDOW_ITEMS
 from tandem.runtime.plane.server import Handler, RequestServer, Responder
 from tandem.runtime.wire.bounds import MAX_TEXT
-from tests.runtime.plane.ends import calling
+from tests.runtime.plane.ends import calling, serving
 from tests.services import eventually, free_port
 
 CONFIG = RuntimeConfig(connect_timeout_s=60.0)
@@ -188,10 +188,28 @@ async def test_nobody_listening_is_an_error_that_names_the_address(client: Reque
         await client.call(address, "echo", b"", RequestContext())
 
 
-async def test_a_taken_port_is_an_error_that_names_it(server: RequestServer) -> None:
+@pytest.mark.parametrize("key", ["port", "port_range"])
+async def test_a_taken_port_is_an_error_that_names_its_key(server: RequestServer, key: str) -> None:
     port = int(server.address.rpartition(":")[2])
-    with pytest.raises(ServiceError, match=f"127.0.0.1:{port}"):
-        await RequestServer(CONFIG, "second").start(port)
+    taken = RuntimeConfig.model_validate({key: port if key == "port" else f"{port}-{port}"})
+    with pytest.raises(ServiceError, match=rf"^runtime.{key}: .*127.0.0.1.*{port}"):
+        await RequestServer(taken, "second").start()
+
+
+async def test_processes_take_the_ports_of_their_range_one_by_one() -> None:
+    first = free_port()
+    config = RuntimeConfig(port_range=f"{first}-{first + 40}")
+    async with serving(config) as one, serving(config) as other:
+        ports = [int(each.address.rpartition(":")[2]) for each in (one, other)]
+    assert first <= ports[0] < ports[1] <= first + 40
+
+
+async def test_an_ipv6_literal_is_listened_on_and_dialed() -> None:
+    handlers = {"fail": fail_with(NotFoundError("it was reached"))}
+    async with serving(RuntimeConfig(host="::1"), handlers) as server, calling(CONFIG) as client:
+        assert server.address.startswith("[::1]:")
+        with pytest.raises(NotFoundError, match="it was reached"):
+            await client.call(server.address, "fail", b"", RequestContext())
 
 
 # ---- cancellation and deadlines ---------------------------------------------------------------
@@ -290,15 +308,15 @@ async def test_a_stopping_server_ends_its_streams_at_once(
 
 
 async def test_a_client_dials_again_after_a_restart(client: RequestClient) -> None:
-    port = free_port()
-    first, again = RequestServer(CONFIG, "first"), RequestServer(CONFIG, "again")
+    config = CONFIG.model_copy(update={"port": free_port()})
+    first, again = RequestServer(config, "first"), RequestServer(config, "again")
     first.register("fail", fail_with(NotFoundError("it is the first one")))
     again.register("fail", fail_with(NotFoundError("it is the new one")))
-    await first.start(port)
+    await first.start()
     with pytest.raises(NotFoundError, match="it is the first one"):
         await client.call(first.address, "fail", b"", RequestContext())
     await first.stop()
-    await again.start(port)
+    await again.start()
     with pytest.raises(NotFoundError, match="it is the new one"):
         await client.call(again.address, "fail", b"", RequestContext())
     await again.stop()

@@ -1,0 +1,98 @@
+"""The service job of a deployment: NATS, etcd and the frontend, on an address of their node."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from tandem.config.model import EffectiveConfig, load_config
+from tandem.config.sources import Setting
+from tandem.launch.run.options import LaunchOptions
+from tandem.launch.serve.plan import plan_frontend
+from tandem.launch.serve.role_process import role_process
+from tandem.launch.slurm.commands import controller_host
+from tandem.launch.slurm.deployment import ORIGIN, Deployment
+from tandem.launch.supervise.network_servers import NetworkEtcd, NetworkNats
+from tandem.launch.supervise.supervisor import Supervisor, with_free_port
+from tandem.runtime.errors import NotFoundError, ServiceError
+from tandem.runtime.local.local_servers import LocalServer
+from tandem.runtime.local.private_file import write_private
+from tandem.runtime.own_address import ROUTE, address_towards, own_address
+from tandem.runtime.process.reporter import Reporter
+from tandem.runtime.store.etcd import EtcdDiscovery
+
+START_TIMEOUT_S = 120.0
+
+
+class ServiceSupervisor(Supervisor):
+    """Runs the services and writes their addresses for the workers, until a signal ends it."""
+
+    def __init__(self, config: EffectiveConfig, reporter: Reporter, deployment: Deployment) -> None:
+        options = LaunchOptions(start_timeout_s=START_TIMEOUT_S)
+        super().__init__(config, options, reporter)
+        self._deployment = deployment
+
+    def _own_servers(self) -> dict[str, LocalServer]:
+        runtime = self._config.config.runtime
+        return {
+            "runtime.nats_url": NetworkNats(self._run_dir, runtime),
+            "runtime.etcd_endpoints": NetworkEtcd(self._run_dir, runtime),
+        }
+
+    async def _start_children(self, discovery: EtcdDiscovery) -> None:
+        await self._start_child(role_process(plan_frontend(self._config), self._run_dir))
+        await self._unless_one_dies(self._until_answers("/live"))
+
+    def _is_announced(self) -> bool:
+        return False
+
+    def _drain_order(self) -> Sequence[str]:
+        return ("frontend",)
+
+    def _report_ready(self) -> None:
+        runtime = self._config.config.runtime
+        services = {
+            "nats_url": runtime.nats_url,
+            "etcd_endpoints": runtime.etcd_endpoints,
+            "http_url": self._http_url(),
+            "job_id": os.environ.get("SLURM_JOB_ID", ""),
+        }
+        write_private(self._deployment.services_file, json.dumps(services))
+        self._report.done(f"serving at {self._http_url()}")
+
+
+def run_service(folder: Path) -> int:
+    """Run the services of the deployment in `folder` until a signal; return the exit code."""
+    try:
+        data = (folder / "deployment.json").read_bytes()
+    except OSError as error:
+        raise NotFoundError(f"{folder} has no deployment: {error.strerror}") from error
+    deployment = msgspec.json.decode(data, type=Deployment)
+    config = load_config(file=folder / "config.yaml", environment=os.environ)
+    host = _host(deployment.interface)
+    own = [Setting("runtime.host", host, ORIGIN), Setting("frontend.host", host, ORIGIN)]
+    config = with_free_port(config.with_defaults(own))
+    with Reporter() as reporter:
+        return uvloop.run(ServiceSupervisor(config, reporter, deployment).run())
+
+
+def _host(interface: str) -> str:
+    """Return the address of an interface, or that on the route to Slurm's controller.
+
+    Raise ServiceError without one that other hosts can dial.
+    """
+    try:
+        if interface != ROUTE:
+            return own_address(interface, ())
+        controller = controller_host()
+        address = address_towards(controller)
+    except ValueError as error:
+        raise ServiceError(f"--interface: {error}") from error
+    if address is None or address.startswith("127.") or address == "::1":
+        raise ServiceError(
+            f"no address of this node leads to Slurm's controller {controller}: give --interface"
+        )
+    return address

@@ -1,0 +1,13 @@
+"""A range of ports as text: `31000-31099`, both ends included."""
+
+MAX_PORT = 65_535
+
+
+def ports_of(text: str) -> range:
+    """Return the ports. Raise ValueError for text that is no range of ports."""
+    first, dash, last = text.partition("-")
+    if not (dash and first.isascii() and first.isdigit() and last.isascii() and last.isdigit()):
+        raise ValueError("must be FIRST-LAST, as in 31000-31099")
+    if not 0 < int(first) <= int(last) <= MAX_PORT:
+        raise ValueError(f"must be within 1-{MAX_PORT}, the lower port first")
+    return range(int(first), int(last) + 1)

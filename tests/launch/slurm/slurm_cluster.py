@@ -1,0 +1,166 @@
+"""A real Slurm on hosts of the test: slurmctld and munged here, a slurmd on each host."""
+
+import os
+import secrets
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Self
+
+from tests.hosts import Host, Hosts, end, start
+from tests.services import PATIENCE_S, free_port
+
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged")
+# Slurm starts a requeued job when the credential of its last start has expired: 120 s by default
+CREDENTIAL_S = 5
+CONF = """\
+ClusterName=tandem
+SlurmctldHost=ctl({address})
+SlurmctldPort={port}
+SlurmdPort={slurmd_port}
+SlurmUser=root
+SlurmdUser=root
+AuthInfo=socket={folder}/munge.sock,cred_expire={credential_s}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/ctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/ctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core,CR_LLN
+SlurmdParameters=config_overrides
+ReturnToService=2
+SlurmdTimeout=10
+SchedulerParameters=batch_sched_delay=0,sched_interval=5,sched_min_interval=0
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+MpiDefault=none
+{nodes}
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PartitionName=closed Nodes=ALL State=DOWN
+"""
+CGROUP = """\
+CgroupPlugin=cgroup/v1
+CgroupMountpoint=/sys/fs/cgroup
+ConstrainCores=no
+ConstrainRAMSpace=no
+ConstrainDevices=no
+"""
+
+
+class SlurmCluster:
+    """Slurm over some hosts, `num_cpus` cores each; `with` starts and ends it."""
+
+    def __init__(self, hosts: Hosts, num_cpus: int = 2) -> None:
+        # munged wants every folder on the way to its socket open to all, which pytest's are not
+        self._temporary = tempfile.TemporaryDirectory(prefix="slurm-")
+        self._hosts, self._folder = hosts, Path(self._temporary.name)
+        self._num_cpus = num_cpus
+        self._daemons: list[subprocess.Popen[bytes]] = []
+        self.slurmds: dict[str, subprocess.Popen[bytes]] = {}
+        self.conf = self._folder / "slurm.conf"
+        self.environment = os.environ | {"SLURM_CONF": str(self.conf)}
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _start(self) -> None:
+        folder = self._folder
+        folder.chmod(0o755)
+        (folder / "state").mkdir()
+        (folder / "cgroup.conf").write_text(CGROUP)
+        nodes = "\n".join(
+            f"NodeName={host.name} NodeAddr={host.address} CPUs={self._num_cpus} RealMemory=2000"
+            for host in self._hosts.all
+        )
+        self.conf.write_text(
+            CONF.format(
+                address=self._hosts.address,
+                port=free_port(),
+                slurmd_port=free_port(),
+                folder=folder,
+                credential_s=CREDENTIAL_S,
+                nodes=nodes,
+            )
+        )
+        self._start_munged(folder)
+        controller = (
+            "unshare",
+            "--uts",
+            "sh",
+            "-c",
+            f"hostname ctl; exec slurmctld -D -f {self.conf}",
+        )
+        with (folder / "ctld.out").open("ab") as output:
+            self._daemons.append(start(controller, output, self.environment))
+        for host in self._hosts.all:
+            self.start_node(host)
+        self.until_idle(len(self._hosts.all))
+
+    def _start_munged(self, folder: Path) -> None:
+        private = folder / "munge"
+        private.mkdir(mode=0o700)
+        key = private / "key"
+        key.write_bytes(secrets.token_bytes(1024))
+        key.chmod(0o400)
+        files = {"key-file": key, "pid-file": private / "pid", "log-file": private / "log"}
+        files |= {"seed-file": private / "seed", "socket": folder / "munge.sock"}
+        words = [f"--{option}={path}" for option, path in files.items()]
+        with (folder / "munged.out").open("ab") as output:
+            self._daemons.append(start(["munged", "--foreground", *words], output))
+        deadline_s = time.perf_counter() + PATIENCE_S
+        while not (folder / "munge.sock").exists():
+            assert time.perf_counter() < deadline_s, (folder / "munged.out").read_text()
+            time.sleep(0.02)
+
+    def start_node(self, host: Host) -> None:
+        """Start a host's slurmd, which is its first process."""
+        words = ("slurmd", "-D", "-N", host.name, "-f", str(self.conf))
+        log = self._folder / f"{host.name}.out"
+        self.slurmds[host.name] = host.spawn(*words, log=log, environment=self.environment)
+
+    def kill_node(self, name: str) -> None:
+        """Kill the slurmd and every process of a host at once."""
+        end(self.slurmds.pop(name))
+
+    def end_jobs(self) -> None:
+        """Cancel every job, and wait until none is left."""
+        self.run("scancel", "--me")
+        deadline_s = time.perf_counter() + PATIENCE_S
+        while left := self.run("squeue", "-h"):
+            assert time.perf_counter() < deadline_s, left
+            time.sleep(0.1)
+
+    def shorten(self, job: str) -> None:
+        """Let a job's time be up in one or two minutes; Slurm counts them whole."""
+        used = self.run("squeue", "-h", "-j", job, "-o", "%M").strip()  # minutes:seconds
+        minutes = int(used.split(":")[0])
+        self.run("scontrol", "update", f"JobId={job}", f"TimeLimit={minutes + 2}")
+
+    def until_idle(self, count: int) -> None:
+        """Wait until so many nodes can take jobs."""
+        deadline_s = time.perf_counter() + PATIENCE_S
+        while self.run("sinfo", "-h", "-p", "all", "-N", "-t", "idle").count("\n") < count:
+            assert time.perf_counter() < deadline_s, self.run("sinfo", "-N", "-l")
+            time.sleep(0.1)
+
+    def run(self, *words: str) -> str:
+        """Return the output of one of Slurm's commands; empty when it fails."""
+        done = subprocess.run(
+            words, env=self.environment, capture_output=True, text=True, timeout=PATIENCE_S
+        )
+        return done.stdout
+
+    def __exit__(self, *_: object) -> None:
+        for process in [*self.slurmds.values(), *reversed(self._daemons)]:
+            end(process)
+        self._temporary.cleanup()

@@ -1,0 +1,109 @@
+"""What a real Slurm refuses, or cannot start: one line that says what to do."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hosts import Hosts, require_hosts
+from tests.launch.slurm.slurm_cluster import PROGRAMS, SlurmCluster
+
+pytestmark = pytest.mark.slow
+
+COMMAND_S = 100.0
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[SlurmCluster]:
+    require_hosts(*PROGRAMS)
+    with Hosts(1) as hosts, SlurmCluster(hosts) as slurm:
+        yield slurm
+
+
+def tandem(slurm: SlurmCluster, *words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "tandem.launch", "slurm", *words],
+        env=slurm.environment,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_S,
+    )
+
+
+def refusal(slurm: SlurmCluster, folder: Path, *words: str) -> str:
+    """Return the error of an `up` that cannot succeed, and end its jobs."""
+    place = ("--state-dir", str(folder))
+    done = tandem(slurm, "up", "bundled", "--gpus", "0", *place, *words)
+    slurm.end_jobs()
+    assert done.returncode == 1, done.stderr
+    return next(line for line in done.stderr.splitlines() if line.startswith("error: "))
+
+
+def test_the_scripts_pass_slurms_own_check(slurm: SlurmCluster, tmp_path: Path) -> None:
+    options = ("--gpus", "0", "--cpus", "1", "--time", "1:00:00", "--sbatch=--mem=100")
+    done = tandem(slurm, "render", "bundled", *options, "--state-dir", str(tmp_path))
+    scripts = [text for text in done.stdout.split("# ---- ") if text]
+    assert len(scripts) == 2
+    for text in scripts:
+        path = tmp_path / "script.sh"
+        path.write_text(text.partition("\n")[2])
+        checked = subprocess.run(
+            ["sbatch", "--test-only", "--array=0-3", str(path)],
+            env=slurm.environment,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S,
+        )
+        assert checked.returncode == 0 and "to start at" in checked.stderr, checked.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("-p", "nowhere"), "`sinfo` lists the partitions: --partition"),
+        (("--gpus", "1"), "the partition has no GPUs: --gpus 0"),
+        (("-p", "closed", "--timeout-s", "2"), "the partition is down: `sinfo -R`"),
+    ],
+)
+def test_what_cannot_start_is_one_line_with_a_remedy(
+    slurm: SlurmCluster, tmp_path: Path, words: tuple[str, ...], reason: str
+) -> None:
+    assert reason in refusal(slurm, tmp_path / "state", *words)
+
+
+def test_a_drained_node_is_named(slurm: SlurmCluster, tmp_path: Path) -> None:
+    node = next(iter(slurm.slurmds))
+    slurm.run("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test")
+    try:
+        assert "drained" in refusal(slurm, tmp_path / "state", "--timeout-s", "3")
+    finally:
+        slurm.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+
+
+def test_a_folder_that_is_not_shared_is_named(slurm: SlurmCluster) -> None:
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm"))  # each host of the test has its own
+    try:
+        error = refusal(slurm, folder, "--timeout-s", "60")
+    finally:
+        shutil.rmtree(folder)
+    assert f"{folder} is not shared with" in error
+    assert "--state-dir" in error
+
+
+def test_without_slurm_the_command_says_where_to_run_it(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "tandem.launch", "slurm", "up", "--state-dir", str(tmp_path)],
+        env=os.environ | {"PATH": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_S,
+    )
+    assert done.returncode == 1
+    assert "run this on a login node of Slurm" in done.stderr

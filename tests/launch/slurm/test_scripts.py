@@ -1,0 +1,161 @@
+"""The scripts of a deployment, run by bash with commands of Slurm that only take notes."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tandem.launch.slurm.deployment import Deployment, JobOptions
+from tandem.launch.slurm.scripts import SERVICE, WORKER, render
+from tests.processes import line_until
+
+NO_OPTIONS = JobOptions()
+
+
+def deployment_in(folder: Path, *launch: str, requeues: int = 3) -> Deployment:
+    for part in ("logs", "workers"):
+        (folder / part).mkdir(parents=True)
+    (folder / "secrets").write_text("export TANDEM_RUNTIME__CLUSTER_TOKEN='a b'\n")
+    (folder / "services.json").write_text("{}")
+    return Deployment(
+        name="tandem",
+        folder=str(folder),
+        launch=launch or (sys.executable, "-m", "tandem.launch"),
+        model="/models/with space",
+        model_name=None,
+        role="both",
+        interface="ib0",
+        num_workers=2,
+        num_spare=0,
+        service=NO_OPTIONS,
+        worker=JobOptions("gpu", "24:00:00", 2, 4, ("--account=x y",)),
+        notice_s=90,
+        max_requeues=requeues,
+    )
+
+
+def test_a_script_is_short_and_has_the_options(tmp_path: Path) -> None:
+    scripts = render(deployment_in(tmp_path / "state"))
+    for text in scripts.values():
+        assert len(text.splitlines()) <= 60
+        subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=20)
+    directives = [
+        shlex.split(line)[1] for line in scripts[WORKER].splitlines() if line.startswith("#SBATCH ")
+    ]
+    assert {
+        *("--partition=gpu", "--time=24:00:00", "--gres=gpu:2", "--cpus-per-task=4"),
+        *("--account=x y", "--signal=B:USR1@90", "--requeue", "--exclusive=user"),
+    } <= set(directives)
+    assert "--gpu cpu" not in scripts[WORKER]
+    assert "'/models/with space'" in scripts[WORKER]
+
+
+class Run:
+    """A script that runs, with programs named sbatch and scontrol that note their words."""
+
+    def __init__(
+        self,
+        folder: Path,
+        program: str,
+        script: str,
+        restarts: int = 0,
+        requeues: int = 3,
+        *,
+        has_services: bool = True,
+    ) -> None:
+        self.state = folder / "the state"
+        tools = folder / "tools"
+        tools.mkdir()
+        self._notes = folder / "notes"
+        for name in ("sbatch", "scontrol"):
+            (tools / name).write_text(f'#!/bin/bash\necho {name} "$@" >> {self._notes}\n')
+            (tools / name).chmod(0o755)
+        deployment = deployment_in(self.state, sys.executable, "-c", program, requeues=requeues)
+        if not has_services:
+            (self.state / "services.json").unlink()
+            (self.state / "secrets").write_text("echo reads secrets\n")
+        self.process = subprocess.Popen(
+            ["bash", "-c", render(deployment)[script]],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env=os.environ
+            | {"PATH": f"{tools}:{os.environ['PATH']}", "SLURM_JOB_ID": "12"}
+            | {"SLURM_ARRAY_TASK_ID": "3", "SLURM_RESTART_COUNT": str(restarts)},
+        )
+
+    def notes(self) -> list[str]:
+        return self._notes.read_text().splitlines() if self._notes.exists() else []
+
+    def end(self) -> tuple[int, str]:
+        out, _ = self.process.communicate(timeout=60)
+        return self.process.returncode, out
+
+
+@pytest.mark.parametrize(("restarts", "notes"), [(2, ["scontrol requeue 12"]), (3, [])])
+def test_a_process_that_dies_starts_again_and_then_its_job_does(
+    tmp_path: Path, restarts: int, notes: list[str]
+) -> None:
+    program = "import os; print(os.environ['TANDEM_RUNTIME__CLUSTER_TOKEN']); raise SystemExit(4)"
+    run = Run(tmp_path, program, WORKER, restarts)
+    code, out = run.end()
+    assert code == 4
+    assert out.count("a b\n") == 3
+    assert run.notes() == notes
+    assert not list((run.state / "workers").iterdir())
+
+
+DRAINS = """
+import signal, sys, time
+def leave(number, frame):
+    print("leaves at", signal.Signals(number).name, flush=True)
+    sys.exit()
+signal.signal(signal.SIGTERM, leave)
+print("serves", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "number", "notes"),
+    [
+        (WORKER, signal.SIGUSR2, ""),
+        (WORKER, signal.SIGUSR1, "sbatch --array=3 {state}/worker.sh"),
+        (SERVICE, signal.SIGUSR1, "sbatch --dependency=singleton {state}/service.sh"),
+    ],
+)
+def test_a_signal_lets_the_process_leave_and_only_the_limit_brings_a_successor(
+    tmp_path: Path, script: str, number: signal.Signals, notes: str
+) -> None:
+    run = Run(tmp_path, DRAINS, script)
+    lines: list[str] = []
+    line_until("serves", run.process, lines)
+    assert (run.state / "workers" / "12").read_text().split()[0] == os.uname().nodename
+    run.process.send_signal(number)
+    code, out = run.end()
+    assert code == 0, out
+    assert out.count("leaves at SIGTERM") == 1
+    assert run.notes() == ([notes.format(state=run.state)] if notes else [])
+
+
+def test_a_term_of_slurm_reaches_the_process_once(tmp_path: Path) -> None:
+    run = Run(tmp_path, DRAINS, WORKER)
+    line_until("serves", run.process, [])
+    os.killpg(run.process.pid, signal.SIGTERM)  # as Slurm does, to all processes of a job
+    code, out = run.end()
+    assert (code, run.notes()) == (0, [])
+    assert out.count("leaves at SIGTERM") == 1
+
+
+def test_a_signal_before_the_services_are_there_ends_the_job(tmp_path: Path) -> None:
+    run = Run(tmp_path, "print('started')", WORKER, has_services=False)
+    # the first thing that a script does after its traps
+    line_until("reads secrets", run.process, [])
+    run.process.send_signal(signal.SIGTERM)
+    code, out = run.end()
+    assert (code, out) == (0, "")
+    assert run.notes() == []

@@ -1,0 +1,219 @@
+"""`tandem slurm` on a real Slurm: three hosts, TLS, a cluster token, and faults under load."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.certificates import Authority
+from tests.e2e.cluster import write_sensitive_model
+from tests.hosts import Hosts, require_hosts
+from tests.launch.slurm.slurm_cluster import PROGRAMS, SlurmCluster
+from tests.services import eventually
+from tests.stream_load import StreamLoad
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+COMMAND_S = 240.0
+
+
+class Tandem:
+    """A deployment, by the command of its users."""
+
+    def __init__(self, slurm: SlurmCluster, state: Path) -> None:
+        self.slurm, self.state = slurm, state
+
+    def run(self, *words: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
+        """Run `tandem slurm ...` and return what it printed."""
+        command = [sys.executable, "-P", "-m", "tandem.launch", "slurm", *words]
+        command += ["--state-dir", str(self.state)]
+        done = subprocess.run(
+            command,
+            env=self.slurm.environment | {"OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S,
+        )
+        assert not check or done.returncode == 0, done.stderr + self.logs()
+        return done
+
+    async def command(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        return await asyncio.to_thread(self.run, *words)
+
+    def services(self) -> dict[str, str]:
+        try:
+            return dict(json.loads((self.state / "services.json").read_text()))
+        except (OSError, ValueError):
+            return {}
+
+    def jobs(self, name: str = "tandem-worker") -> dict[str, str]:
+        """The running jobs of a name: id |-> host."""
+        lines = self.slurm.run("squeue", "-h", "-r", "-t", "R", "-n", name, "-o", "%i %N")
+        return dict(line.split() for line in lines.splitlines())
+
+    async def serves(self, count: int) -> bool:
+        """True when `tandem slurm status` shows just so many workers as serving."""
+        return f"\n{count} of " in (await self.command("status")).stdout
+
+    async def until_serving(self, count: int) -> None:
+        await eventually(lambda: self.serves(count), timeout_s=120, pause_s=0.5)
+
+    def logs(self) -> str:
+        paths = sorted(self.state.glob("logs/*.log"))
+        return "\n".join(f"==== {path.name}\n{path.read_text()[-1500:]}" for path in paths)
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    require_hosts(*PROGRAMS)
+    with Hosts(3) as hosts:
+        yield hosts
+
+
+@pytest.fixture(scope="module")
+def slurm(hosts: Hosts) -> Iterator[SlurmCluster]:
+    with SlurmCluster(hosts) as slurm:
+        yield slurm
+
+
+@pytest.fixture(scope="module")
+def tandem(
+    hosts: Hosts, slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Tandem]:
+    folder = tmp_path_factory.mktemp("shared")
+    model = write_sensitive_model(folder / "model")
+    files = Authority(folder / "tls").issue(*(host.address for host in hosts.all))
+    tls = [f"--runtime.{key}={path}" for key, path in files.items()]
+    tandem = Tandem(slurm, folder / "state")
+    begun_s = time.perf_counter()
+    tandem.run(
+        *("up", str(model), "--gpus", "0", "--workers", "2", "--notice-s", "60"),
+        *("--time", "1:00:00", "--frontend.port=0", "--engine.max_model_len=512"),
+        *("--engine.threads=1", "--disagg.claim_timeout_ms=20000", *tls),
+    )
+    print(f"up with 2 workers: {time.perf_counter() - begun_s:.1f} s")
+    yield tandem
+    assert "cancelled" not in tandem.run("down").stderr
+    assert tandem.jobs() == tandem.jobs("tandem") == {}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def load(tandem: Tandem) -> AsyncIterator[StreamLoad]:
+    async with StreamLoad(lambda: tandem.services().get("http_url"), "model") as load:
+        print(f"first answer after {await load.first_answer_s():.2f} s")
+        await load.take_references()
+        yield load
+
+
+async def test_the_address_answers_and_the_files_are_private(
+    tandem: Tandem, load: StreamLoad
+) -> None:
+    status = (await tandem.command("status")).stdout
+    assert "2 of 2 workers serve at http://" in status, status
+    for name in ("secrets", "services.json", "config.yaml"):
+        assert (tandem.state / name).stat().st_mode & 0o077 == 0
+    assert tandem.services()["nats_url"].startswith("tls://")
+    assert tandem.services()["etcd_endpoints"].startswith("https://")
+    assert "worker 1 starts on" in (await tandem.command("logs", "1")).stdout
+
+
+async def test_scaling_up_and_down_fails_no_request(tandem: Tandem, load: StreamLoad) -> None:
+    async with load.running() as record:
+        await tandem.command("scale", "4")
+        assert await tandem.serves(4)
+        await tandem.command("scale", "2")
+        assert len(tandem.jobs()) == 2
+    record.judge("scale 2, 4, 2")
+
+
+async def test_a_roll_replaces_every_worker_and_fails_no_request(
+    tandem: Tandem, load: StreamLoad
+) -> None:
+    before = tandem.jobs()
+    async with load.running() as record:
+        await tandem.command("roll")
+    assert len(tandem.jobs()) == 2 and not before.keys() & tandem.jobs().keys()
+    record.judge("roll of 2 workers")
+
+
+async def test_at_its_time_limit_a_worker_leaves_and_another_comes(
+    tandem: Tandem, load: StreamLoad
+) -> None:
+    elder = next(iter(tandem.jobs()))
+    async with load.running() as record:
+        tandem.slurm.shorten(elder)
+        await eventually(lambda: elder not in tandem.jobs(), timeout_s=150, pause_s=0.5)
+        await eventually(lambda: len(tandem.jobs()) == 2, pause_s=0.5)
+    record.judge("time limit")
+    for log in tandem.state.glob("logs/worker-*.log"):
+        assert "TIME LIMIT" not in log.read_text(errors="replace")  # none was ended by Slurm
+
+
+async def test_a_dead_process_is_started_again(tandem: Tandem, load: StreamLoad) -> None:
+    await tandem.until_serving(2)
+    (victim, *_) = _pids("tandem.launch worker", tandem.state)
+    async with load.running() as record:
+        os.kill(victim, signal.SIGKILL)
+        await eventually(lambda: victim not in _pids("tandem.launch worker", tandem.state))
+        await eventually(lambda: len(_pids("tandem.launch worker", tandem.state)) == 2)
+        await tandem.until_serving(2)
+    record.judge("kill -9 of a worker")
+
+
+async def test_a_host_that_dies_costs_no_answer(
+    hosts: Hosts, tandem: Tandem, load: StreamLoad
+) -> None:
+    (service_host,) = tandem.jobs("tandem").values()
+    if len(set(tandem.jobs().values())) == 1:  # no worker would be left
+        await tandem.command("scale", "3")
+    workers = list(tandem.jobs().values())
+    victim = next(host for host in workers if host != service_host)
+    async with load.running() as record:
+        tandem.slurm.kill_node(victim)
+        await tandem.until_serving(len(workers) - workers.count(victim))
+    record.judge("kill -9 of slurmd and all processes of a host")
+    tandem.slurm.start_node(next(host for host in hosts.all if host.name == victim))
+    await tandem.until_serving(len(workers))
+
+
+async def test_a_service_job_that_dies_is_found_where_it_comes_back(
+    tandem: Tandem, load: StreamLoad
+) -> None:
+    num_workers = len(tandem.jobs())
+    before = tandem.services()
+    (pid,) = _pids("tandem.launch slurm service", tandem.state)
+    os.kill(pid, signal.SIGKILL)
+    begun_s = time.perf_counter()
+    await eventually(lambda: tandem.services() != before)
+    await load.first_answer_s()
+    print(
+        f"without new requests after kill -9 of the service: {time.perf_counter() - begun_s:.1f} s"
+    )
+    async with load.running() as record:
+        await tandem.until_serving(num_workers)
+    record.judge("after the services moved")
+
+
+def _pids(part: str, state: Path) -> list[int]:
+    """The processes of the deployment whose command line has `part`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if part in words and str(state) in words and "deathwatch" not in words:
+            found.append(int(path.parent.name))
+    return sorted(found)
