@@ -26,6 +26,7 @@ from tandem.config.sources import (
 from tandem.decode.config import DisaggConfig
 from tandem.engine.config import EngineConfig
 from tandem.frontend.config import FrontendConfig
+from tandem.launch.planner.config import PlannerConfig
 from tandem.prefill.config import PrefillConfig
 from tandem.queue.config import QueueConfig
 from tandem.router.config import RouterConfig
@@ -34,7 +35,10 @@ from tandem.runtime.errors import ConfigError
 from tandem.runtime.process.names import nearest, variable_name
 from tandem.transfer.config import TransferConfig
 
-LIVE_SECTIONS = ("disagg",)  # sections whose keys `tandem config set` changes while serving
+LIVE_SECTIONS = (
+    "disagg",
+    "planner",
+)  # sections whose keys `tandem config set` changes while serving
 LIVE_KEYS = ("runtime.log_level",)  # live keys of other sections
 
 
@@ -51,6 +55,7 @@ class TandemConfig(BaseModel):
     disagg: DisaggConfig = DisaggConfig.model_validate({})
     frontend: FrontendConfig = FrontendConfig.model_validate({})
     router: RouterConfig = RouterConfig.model_validate({})
+    planner: PlannerConfig = PlannerConfig.model_validate({})
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,7 +228,7 @@ def num_holding(
     """
     share = 1 / num_workers
     spread_s = decode_step_s(costs, math.ceil(num_answers * share), int(context * share))
-    left = _share_left(costs, spread_s)
+    left = share_left(costs, spread_s)
     if prompt_rate * share <= PRESSING_SHARE * (left if costs.has_target else 1.0):
         return num_workers
     longest_s = PACKED_SHARE * costs.max_step_s
@@ -242,12 +242,12 @@ def num_holding(
     by_rows = num_answers / (FILLED_SHARE * max_num_seqs) if max_num_seqs else 0.0
     num_held = min(max(1, math.ceil(max(by_time, by_room, by_rows))), num_workers)
     packed_s = decode_step_s(costs, math.ceil(num_answers / num_held), int(context / num_held))
-    packed = num_workers - num_held + num_held * _share_left(costs, packed_s)
+    packed = num_workers - num_held + num_held * share_left(costs, packed_s)
     needed = num_workers * left if costs.has_target else PACKING_GAIN * prompt_rate
     return num_held if packed > needed else num_workers
 
 
-def _share_left(costs: StepCosts, decodes_s: float) -> float:
+def share_left(costs: StepCosts, decodes_s: float) -> float:
     """Return the share of a worker's time that prompts get beside decodes of `decodes_s`."""
     if decodes_s == 0.0:
         return 1.0

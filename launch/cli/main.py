@@ -75,6 +75,9 @@ def serve(
             min=1, max=64, help="Workers of both roles; by default one per GPU, two on a CPU."
         ),
     ] = None,
+    planner: Annotated[
+        operate.Mode | None, typer.Option(help="With a planner of roles, as in tandem planner.")
+    ] = None,
 ) -> None:
     """Serve a model on this machine: one address, its workers, NATS and etcd included.
 
@@ -83,7 +86,11 @@ def serve(
     _quiet_grpc()
     from tandem.launch.serve.serve_supervisor import run_serve
 
-    raise typer.Exit(run_serve(session.load(), options, model, topology, workers))
+    session.set("planner.mode", planner, "--planner")
+    effective, with_planner = session.load(), planner is not None
+    raise typer.Exit(
+        run_serve(effective, options, model, topology, workers, with_planner=with_planner)
+    )
 
 
 @app.command(epilog=f"Example: tandem frontend --port 8000 {JOIN_EXAMPLE}. {CONFIG_HELP}")

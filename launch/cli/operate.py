@@ -1,7 +1,7 @@
 """The commands of an operator: what runs, what it does, what would be best, what is wrong."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -20,6 +20,7 @@ from tandem.runtime.wire.cluster_messages import ControlName, WorkerRole
 
 app = typer.Typer()
 
+Mode = Literal["advise", "act"]
 WorkerId = Annotated[str, typer.Argument(help="The worker's id, or how it begins.")]
 
 
@@ -105,6 +106,27 @@ def change_role(
     from tandem.launch.cluster.one_worker import run_change_role
 
     run_change_role(session.load_for_cluster(), instance, role)
+
+
+@app.command(epilog=f"Example: tandem planner --mode act. {CONFIG_HELP}")
+@shares(session=cluster_session)
+def planner(
+    session: Session,
+    mode: Annotated[
+        Mode | None, typer.Option(help="advise (the default): change nothing; act: move roles.")
+    ] = None,
+) -> None:
+    """Follow the load of a cluster with fixed roles, and move roles to where they are needed.
+
+    tandem status shows what it sees and why it moves a role, or would. The mode is live: tandem
+    config set planner.mode act.
+    """
+    import uvloop
+
+    from tandem.launch.planner.process import run_planner
+
+    session.set("planner.mode", mode, "--mode")
+    uvloop.run(run_planner(session.load_for_cluster()))
 
 
 @app.command(epilog="Example: tandem control 3f2a profile --duration-s 2")

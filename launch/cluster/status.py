@@ -11,6 +11,7 @@ from tandem.config.live import connected, live_settings, plain
 from tandem.config.model import EffectiveConfig
 from tandem.emulation.profile import MAX_LATE_SHARE
 from tandem.launch.cluster.fit import misfits
+from tandem.launch.planner.report import PlannerReport, decode_report, planner_prefix
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.router.idle import IdlePrefill, idle_prefill
 from tandem.runtime.address import EndpointAddress, new_id
@@ -61,6 +62,7 @@ class ClusterReport(msgspec.Struct, frozen=True):
     queues: list[QueueReport]
     thresholds: dict[str, str | int | float | bool | None]
     idle_prefill: list[IdlePrefill] = []
+    planners: list[PlannerReport] = []
 
 
 def run_status(effective: EffectiveConfig, *, as_json: bool) -> None:
@@ -78,6 +80,7 @@ async def read_cluster(effective: EffectiveConfig) -> ClusterReport:
     async with connected(effective) as discovery:
         instances = await _read_instances(discovery, runtime.namespace)
         live = await discovery.get_prefix(config_prefix(runtime.namespace))
+        planners = await discovery.get_prefix(planner_prefix(runtime.namespace))
     with_live = effective.with_settings(
         live_settings(runtime.namespace, live, lambda problem: None)
     )
@@ -103,6 +106,7 @@ async def read_cluster(effective: EffectiveConfig) -> ClusterReport:
             if (value := _in_force(name, reports, with_live)) is not None
         },
         idle_prefill=idle_prefill(each.worker for each in reports if each.worker is not None),
+        planners=list(readable(planners.values(), decode_report)),
     )
 
 
@@ -216,6 +220,9 @@ def _print_report(report: ClusterReport) -> None:
         console.print(f"prefill queue of {name}: {queue.error or counts}")
     shown = ", ".join(f"{name} {value}" for name, value in report.thresholds.items())
     console.print(f"thresholds: {shown}")
+    for planner in report.planners:
+        for line in planner.lines:
+            console.print(line)
 
 
 def links(report: ClusterReport) -> list[str]:

@@ -2,11 +2,13 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
 
-from tandem.launch.serve.plan import RolePlan
+from tandem.config.model import EffectiveConfig
+from tandem.launch.serve.plan import RolePlan, plan_frontend
 from tandem.launch.supervise.managed_process import ManagedProcess
 
 
@@ -17,14 +19,24 @@ def role_process(
 
     Workers need a model's folder and served name, a frontend needs neither.
     """
+    arguments: list[str] = []
+    if plan.role != "frontend":
+        arguments = [str(model), "--served-model-name", model_name]
+    return _process(plan, plan.role, arguments, run_dir)
+
+
+def planner_process(config: EffectiveConfig, run_dir: Path) -> ManagedProcess:
+    """Return the process `tandem planner --config FILE`, with the file written."""
+    return _process(replace(plan_frontend(config), name="planner-0"), "planner", [], run_dir)
+
+
+def _process(plan: RolePlan, command: str, arguments: list[str], run_dir: Path) -> ManagedProcess:
     config_path = run_dir / f"{plan.name}.yaml"
     config_path.touch(mode=0o600)
     config_path.write_text(yaml.safe_dump(plan.config_sections(), sort_keys=False))
     # -P: the working directory may have folders named like packages
-    command = [sys.executable, "-P", "-m", "tandem.launch", plan.role]
-    if plan.role != "frontend":
-        command += [str(model), "--served-model-name", model_name]
-    command += ["--config", str(config_path)]
+    words = [sys.executable, "-P", "-m", "tandem.launch", command, *arguments]
+    words += ["--config", str(config_path)]
     placement = plan.device.name if plan.device else "CPU"
     environment = plan.environment(os.environ)
-    return ManagedProcess(plan.name, plan.role, command, environment, run_dir, placement=placement)
+    return ManagedProcess(plan.name, command, words, environment, run_dir, placement=placement)

@@ -12,7 +12,7 @@ from tandem.config.topology import Topology, load_topology, workers_topology
 from tandem.launch.run.options import LaunchOptions, ModelOptions
 from tandem.launch.run.roles import find_model
 from tandem.launch.serve.plan import make_plan
-from tandem.launch.serve.role_process import role_process
+from tandem.launch.serve.role_process import planner_process, role_process
 from tandem.launch.supervise.supervisor import Supervisor, local_instance, local_pid, with_free_port
 from tandem.runtime.address import new_id
 from tandem.runtime.config import RuntimeConfig
@@ -27,6 +27,7 @@ from tandem.runtime.store.progress_report import ProgressReport, watch_progress
 from tandem.runtime.wire.cluster_messages import Instance
 
 WORKERS_ON_A_CPU = 2
+WORKER_KINDS = ("worker", "decode", "prefill")
 KNOWN_RETRY_S = 0.05
 
 
@@ -36,6 +37,8 @@ def run_serve(
     model: ModelOptions,
     topology: str | None,
     num_workers: int | None,
+    *,
+    with_planner: bool = False,
 ) -> int:
     """Serve until a signal and return the exit code. Raise TandemError when that fails."""
     roles = _chosen_topology(topology, num_workers)
@@ -44,6 +47,7 @@ def run_serve(
         reporter.note(f"looking for {model.model}")  # a download has a bar of its own
         folder, name = find_model(config, model)
         supervisor = ServeSupervisor(config, options, reporter, roles, folder, name)
+        supervisor.has_planner = with_planner
         return uvloop.run(supervisor.run())
 
 
@@ -75,6 +79,7 @@ class ServeSupervisor(Supervisor):
         self._disagg = config.config.disagg
         self._frontend = config.config.frontend
         self._loading: dict[str, str] = {}  # child |-> its progress
+        self.has_planner = False
 
     async def _start_children(self, discovery: EtcdDiscovery) -> None:
         plan = make_plan(self._topology, self._config, list_gpus(), num_usable_cores())
@@ -86,7 +91,9 @@ class ServeSupervisor(Supervisor):
             await self._start_child(
                 role_process(role, self._run_dir, self._model, self._model_name)
             )
-        names = ", ".join(child.name for child in self._children)
+        if self.has_planner:
+            await self._start_child(planner_process(self._config, self._run_dir))
+        names = ", ".join(child.name for child in self._children if child.kind in WORKER_KINDS)
         self._report.working(f"loading {self._model_name}: {names}")
         namespace = self._config.config.runtime.namespace
         view = discovery.watch(instances_prefix(namespace))
@@ -98,7 +105,7 @@ class ServeSupervisor(Supervisor):
         await loading.close()
 
     async def _until_ready(self, view: WatchView) -> None:
-        workers = {child.pid for child in self._children if child.kind != "frontend"}
+        workers = {child.pid for child in self._children if child.kind in WORKER_KINDS}
         await view.wait_for(
             lambda items: workers <= {local_pid(value) for value in items.values()},
             self._options.start_timeout_s,
@@ -123,7 +130,7 @@ class ServeSupervisor(Supervisor):
                 self._report.progress("; ".join(lines))
 
     def _drain_order(self) -> Sequence[str]:
-        return ("frontend", "worker", "decode", "prefill")
+        return ("planner", "frontend", *WORKER_KINDS)
 
     def _report_ready(self) -> None:
         url, name = self._http_url(), self._model_name
@@ -144,6 +151,9 @@ class ServeSupervisor(Supervisor):
                 "worker; change that while serving: "
                 "tandem config set disagg.max_local_prefill_length 512"
             )
+        if self.has_planner:
+            mode = self._config.config.planner.mode
+            self._report.note(f"planner: {mode}; tandem status has its last reading")
         self._report.note("Ctrl-C stops; tandem status shows the state of every process")
 
 

@@ -25,6 +25,8 @@ from tandem.router.config import RouterConfig
 from tandem.router.policy import Router, RoutingDecision
 from tandem.router.predict import PlaceLoad
 from tandem.runtime.wire.block_hash import num_blocks_of
+from tandem.runtime.wire.cluster_messages import WorkerRole, role_names
+from tandem.worker.roles import HANDOVER_S
 
 REPORT_INTERVAL_S = 0.25  # between the load reports of a worker
 
@@ -101,6 +103,7 @@ class VirtualCluster:
             for worker in self._decoders.values():
                 worker.report_blocks_to(self._router.index)
         self._records: list[RequestRecord] = []
+        self._requests: dict[str, PlannedRequest] = {}  # by id, until they have ended
         self._num_finished = 0
         self._is_reporting = False
         self._send_next: Callable[[], None] | None = None  # of a closed loop
@@ -175,6 +178,12 @@ class VirtualCluster:
             unfinished=True,
         )
         self._records.append(record)
+        self._send(request, record)
+        self._keep_reporting()
+
+    def _send(self, request: PlannedRequest, record: RequestRecord) -> None:
+        """Choose a decode worker for a request, or for the rest of its answer."""
+        self._requests[str(request.index)] = request
         for each in self._decoders.values():
             each.send_blocks()
         names = list(self._decoders)
@@ -185,7 +194,6 @@ class VirtualCluster:
         worker = self._decoders[choice.instance_id]
         worker.own_prompts.add(str(request.index))
         worker.post(partial(self._place, worker, request, record))
-        self._keep_reporting()
 
     def _choose(self, names: list[str], hashes: list[bytes], num_blocks: int) -> RoutingDecision:
         if self._layout.in_turn:
@@ -222,7 +230,7 @@ class VirtualCluster:
         if seq.request_id in worker.own_prompts:
             worker.own_prompts.remove(seq.request_id)
             self._handoffs.offer()
-        if len(seq.record.output_times_s) == seq.stop.max_tokens:
+        if len(seq.record.output_times_s) == seq.record.num_asked_tokens:
             self._finished(seq)
 
     def _finished(self, seq: PlannedSequence) -> None:
@@ -232,6 +240,7 @@ class VirtualCluster:
         record.num_cached_tokens = seq.num_cached_tokens
         record.unfinished = False
         self._num_finished += 1
+        del self._requests[seq.request_id]
         self._router.finished(seq.request_id)
         self._on_progress(self._num_finished)
         if not self._goes_on(record):
@@ -239,6 +248,53 @@ class VirtualCluster:
             self._clock.stop()
         elif self._send_next is not None:
             self._clock.after(0.0, self._send_next)
+
+    # ---- roles that change ----------------------------------------------------------------
+
+    def change_role(self, worker: VirtualWorker, role: WorkerRole) -> None:
+        """Give a worker another role, as `tandem role` does; work in hand has HANDOVER_S."""
+        before, worker.role = role_names(worker.role), role
+        if "decode" in role_names(role) and "decode" not in before:
+            self._decoders[worker.name] = worker
+            if len(self._decoders) > 1:
+                for each in self._decoders.values():
+                    each.report_blocks_to(self._router.index)
+        if "prefill" in role_names(role) and "prefill" not in before:
+            self._handoffs.join(worker)
+        if "decode" in before and "decode" not in role_names(role):
+            del self._decoders[worker.name]
+            worker.report_blocks_to(None)
+            self._router.remove_instance(worker.name)
+            hand_over = partial(self._hand_over, worker)
+            self._clock.after(HANDOVER_S, lambda: worker.post(hand_over))
+        if "prefill" in before and "prefill" not in role_names(role):
+            self._handoffs.leave(worker, HANDOVER_S)
+
+    def _hand_over(self, worker: VirtualWorker) -> None:
+        """Let other workers resume the answers of one that generates no more."""
+        if worker.name in self._decoders:
+            return
+        scheduler = worker.scheduler
+        for seq in (
+            *scheduler.running.values(),
+            *scheduler.waiting.values(),
+            *scheduler.remote.values(),
+        ):
+            if seq.prefill_only:
+                continue
+            assert isinstance(seq, PlannedSequence)
+            request, record = self._requests[seq.request_id], seq.record
+            num_generated = len(record.output_times_s) - self._num_before(request, record)
+            self._handoffs.abandon(seq)
+            scheduler.drop(seq)
+            worker.own_prompts.discard(seq.request_id)
+            self._router.finished(seq.request_id)
+            self._send(request.resumed(num_generated, self._block_size), record)
+
+    def _num_before(self, request: PlannedRequest, record: RequestRecord) -> int:
+        """Return the tokens of the answer that a resumed request has in its prompt."""
+        assert record.num_asked_tokens is not None
+        return record.num_asked_tokens - request.num_answer_tokens
 
     # ---- reports --------------------------------------------------------------------------
 

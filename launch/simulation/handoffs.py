@@ -77,11 +77,44 @@ class Handoffs:
         self._postponed: set[Ticket] = set()
         self._jobs: dict[VirtualWorker, dict[Ticket, None]] = {each: {} for each in helpers}
         self._by_prompt: dict[PlannedSequence, Ticket] = {}
+        self._by_seq: dict[PlannedSequence, Ticket] = {}
         self._homes: dict[VirtualWorker, _Home] = {}
         self._reported: dict[VirtualWorker, PlaceLoad | None] = {}
         self._depth = (0, 0)  # jobs and tokens, when they were last looked at
 
+    # ---- roles that change ----------------------------------------------------------------
+
+    def join(self, worker: VirtualWorker) -> None:
+        """Let a worker take tickets."""
+        self._jobs.setdefault(worker, {})
+        self._helpers.appendleft(worker)
+        self.offer()
+
+    def leave(self, worker: VirtualWorker, patience_s: float) -> None:
+        """Give no more tickets to a worker; those that it has not computed by then go back."""
+        self._helpers.remove(worker)
+        self._reported.pop(worker, None)
+
+        def give_back() -> None:
+            for ticket in list(self._jobs[worker]):
+                if worker not in self._helpers:
+                    self._give_up(ticket, "the prefill worker has another role now")
+
+        self._clock.after(patience_s, give_back)
+
+    def abandon(self, seq: PlannedSequence) -> None:
+        """End the remote prefill of a sequence that its home gives away."""
+        ticket = self._by_seq.get(seq)
+        if ticket is not None and not ticket.has_ended:
+            self._withdraw(ticket)
+            self._end_job(ticket)
+
     # ---- the view of a decode worker ------------------------------------------------------
+
+    @property
+    def num_ticket_tokens(self) -> int:
+        """The tokens of prompts in the queue, when they were last looked at."""
+        return self._depth[1]
 
     def look(self) -> None:
         """Record the depth of the queue for the decode workers."""
@@ -120,7 +153,7 @@ class Handoffs:
     ) -> None:
         """Put a ticket for `seq`, whose blocks are reserved, on the queue."""
         config, num_uncached = self._config, seq.num_given_tokens - seq.num_cached_tokens
-        ticket = Ticket(request, home, seq, num_uncached, self._clock.now_s)
+        ticket = self._by_seq[seq] = Ticket(request, home, seq, num_uncached, self._clock.now_s)
         mine = self._homes[home]
         mine.num_unclaimed += 1
         mine.num_unclaimed_tokens += num_uncached
@@ -234,6 +267,8 @@ class Handoffs:
         return True
 
     def _landed(self, ticket: Ticket) -> None:
+        if ticket.has_ended:
+            return
         assert ticket.computed_s is not None
         marks_s = {
             "queued": ticket.queued_s,
@@ -246,7 +281,13 @@ class Handoffs:
         self._end_job(ticket)
         ticket.home.post(partial(self._admit, ticket.home, ticket.seq))
 
+    def _requeue(self, home: VirtualWorker, seq: PlannedSequence) -> None:
+        if seq.request_id in home.scheduler.remote:  # else another worker resumed it meanwhile
+            home.scheduler.requeue(seq, quarantined=False)
+
     def _admit(self, home: VirtualWorker, seq: PlannedSequence) -> None:
+        if seq.request_id not in home.scheduler.remote:
+            return  # another worker resumed it meanwhile
         home.scheduler.admit(seq)
         seq.token_ids.append(TOKEN)
         if seq.num_tokens >= seq.max_num_tokens:
@@ -272,20 +313,26 @@ class Handoffs:
         """Have the prompt computed at home, unless its first token has come."""
         if ticket.has_ended or ticket.computed_s is not None:
             return
-        home, mine = ticket.home, self._homes[ticket.home]
+        home = ticket.home
+        self._withdraw(ticket)
+        ticket.seq.place(given_up(detail))
+        home.own_prompts.add(ticket.seq.request_id)
+        home.post(partial(self._requeue, home, ticket.seq))
+        self._end_job(ticket)
+
+    def _withdraw(self, ticket: Ticket) -> None:
+        """Take a ticket that no worker has claimed off the queue."""
         if ticket.worker is None:
             self._queue.pop(ticket, None)
             self._postponed.discard(ticket)
+            mine = self._homes[ticket.home]
             mine.num_unclaimed -= 1
             mine.num_unclaimed_tokens -= ticket.num_uncached
-        ticket.seq.place(given_up(detail))
-        home.own_prompts.add(ticket.seq.request_id)
-        home.post(lambda: home.scheduler.requeue(ticket.seq, quarantined=False))
-        self._end_job(ticket)
 
     def _end_job(self, ticket: Ticket) -> None:
         """Free the ticket's blocks at the worker that claimed it, which may take another."""
         ticket.has_ended = True
+        del self._by_seq[ticket.seq]
         worker, prompt = ticket.worker, ticket.prompt
         if worker is None or prompt is None:
             return

@@ -24,6 +24,18 @@ class PlannedRequest:
     hashes: list[bytes]
     offset_s: float | None  # of a trace
 
+    def resumed(self, num_generated: int, block_size: int) -> "PlannedRequest":
+        """Return the request for the rest of its answer, after `num_generated` tokens of it."""
+        num_tokens = self.num_prompt_tokens + num_generated
+        grown = range(len(self.hashes), num_tokens // block_size)
+        return PlannedRequest(
+            self.index,
+            num_tokens,
+            self.num_answer_tokens - num_generated,
+            self.hashes + _named(MAX_ID + self.index, grown),
+            None,
+        )
+
 
 class PlannedLoad:
     """The same requests, in the same order, for every layout; each is made once.

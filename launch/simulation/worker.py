@@ -116,7 +116,7 @@ class VirtualWorker:
         clock: VirtualClock,
         on_token: OnToken,
     ) -> None:
-        self.name, self.role = name, role
+        self.name, self.role = name, role  # which may change
         self.transfer = transfer  # as this worker learns it
         self.busy_s = 0.0
         self.own_prompts: set[str] = set()  # of answers of this worker; it computes these first
@@ -143,8 +143,8 @@ class VirtualWorker:
         self._num_events = 0
         self._index: KvIndex | None = None
 
-    def report_blocks_to(self, index: KvIndex) -> None:
-        """Let `index` follow the prefix cache."""
+    def report_blocks_to(self, index: KvIndex | None) -> None:
+        """Let `index` follow the prefix cache from now on; None: no index."""
         self._index = index
         self.pool.on_stored = self._stored.extend
         self.pool.on_removed = self.send_blocks

@@ -66,8 +66,9 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Two workers of both roles, for the tests that leave them as they were."""
-    served = Served(tmp_path_factory.mktemp("served"))
+    """Two workers of both roles and a planner, for the tests that leave them as they were."""
+    planner = ("--planner", "advise", "--planner.interval_s", "0.5")
+    served = Served(tmp_path_factory.mktemp("served"), *planner)
     try:
         served.until("Ctrl-C stops")
         yield served
@@ -154,6 +155,13 @@ def test_status_finds_the_cluster_and_shows_every_role(served: Served) -> None:
     text = tandem(served, "status")
     assert "thresholds: policy" in text
     assert "prefill queue of tandem-tiny: 0 jobs" in text
+
+
+def test_status_shows_what_a_planner_beside_the_workers_sees(served: Served) -> None:
+    expected = "planner (advise), tandem-tiny: every worker takes prompts as they come"
+    deadline_s = time.perf_counter() + READY_TIMEOUT_S
+    while expected not in (text := tandem(served, "status")):
+        assert time.perf_counter() < deadline_s, text
 
 
 def test_a_command_reaches_the_worker_that_it_names(served: Served) -> None:

@@ -1,0 +1,1 @@
+"""`tandem planner`: the roles of running workers, moved with their load."""

@@ -1,0 +1,170 @@
+"""The planner's process, beside workers that report a load and take changes of their role."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from tandem.config.model import EffectiveConfig
+from tandem.launch.cluster.status import read_cluster
+from tandem.launch.planner.process import PlannerProcess
+from tandem.launch.planner.report import PlannerReport, decode_report, planner_prefix
+from tandem.runtime.address import EndpointAddress
+from tandem.runtime.bus.events import load_subject
+from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.context import RequestContext
+from tandem.runtime.membership.node import Node
+from tandem.runtime.plane.server import Responder
+from tandem.runtime.store.discovery import config_key, register_instance, register_model
+from tandem.runtime.tasks import cancel
+from tandem.runtime.wire.cluster_messages import (
+    LoadReport,
+    ModelCard,
+    RoleChange,
+    WorkerRole,
+    WorkerStatus,
+)
+from tandem.runtime.wire.decoding import decoder
+from tandem.runtime.wire.messages import encode
+from tests.config.configs import config_of
+from tests.launch.planner.test_planner import BLOCK_SIZE, report
+from tests.services import eventually
+
+_decode_change = decoder(RoleChange)
+
+
+class ReportingWorker:
+    """A worker of a cluster that computes nothing; `changes` are those that it was asked for."""
+
+    def __init__(self, runtime: RuntimeConfig, role: WorkerRole, prompt_tokens: int) -> None:
+        self.node = Node(runtime, component=role, model="m")
+        self.node.deployment = "alike"
+        self.role, self._prompt_tokens = role, prompt_tokens
+        self.changes: list[WorkerRole] = []
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator["ReportingWorker"]:
+        """Join the cluster and report a load four times a second."""
+        async with self.node as node:
+            node.server.register("change_role", self._change_role)
+            address = EndpointAddress(node.config.namespace, self.role, "generate")
+            await register_instance(node, node.instance(address))
+            card = ModelCard("m", 4096, BLOCK_SIZE, 100, "digest", node.instance_id, 0)
+            await register_model(node, node.config.namespace, card)
+            reporting = asyncio.create_task(self._report())
+            try:
+                yield self
+            finally:
+                await cancel(reporting)
+
+    async def _report(self) -> None:
+        while True:
+            self.node.events.publish(
+                load_subject(self.node.config.namespace, self.node.instance_id),
+                encode(self._load()),
+            )
+            await asyncio.sleep(0.05)
+
+    def _load(self) -> LoadReport:
+        tokens = self._prompt_tokens if self.role == "prefill" else 0
+        return report(self.node.instance_id, self.role, prompt_tokens=tokens)
+
+    async def _change_role(
+        self, payload: bytes, context: RequestContext, responder: Responder
+    ) -> None:
+        self.role = _decode_change(payload).role
+        self.changes.append(self.role)
+        instance = self.node.instance(EndpointAddress("n", self.role, "generate"))
+        responder.send(encode(WorkerStatus(instance, "serving", self._load())))
+
+
+def effective_of(runtime: RuntimeConfig, mode: str = "advise") -> EffectiveConfig:
+    token = runtime.cluster_token
+    flags = [f"--runtime.cluster_token={token.get_secret_value()}"] if token else []
+    return config_of(
+        f"--runtime.nats_url={runtime.nats_url}",
+        f"--runtime.etcd_endpoints={runtime.etcd_endpoints}",
+        f"--runtime.namespace={runtime.namespace}",
+        f"--planner.mode={mode}",
+        "--planner.interval_s=0.5",
+        *flags,
+    )
+
+
+@asynccontextmanager
+async def planned(
+    runtime: RuntimeConfig, mode: str = "advise"
+) -> AsyncIterator[tuple[PlannerProcess, list[ReportingWorker]]]:
+    """Run a planner beside one prefill worker with many prompts, and three idle decode workers.
+
+    These have as many prompts once they take any.
+    """
+    async with AsyncExitStack() as stack:
+        workers = [ReportingWorker(runtime, "prefill", 90_000)]
+        workers += [ReportingWorker(runtime, "decode", 90_000) for _ in range(3)]
+        for worker in workers:
+            await stack.enter_async_context(worker.serving())
+        planner = PlannerProcess(effective_of(runtime, mode))
+        stack.push_async_callback(planner.stop)
+        await planner.startup()
+        yield planner, workers
+
+
+async def reading_of(planner: PlannerProcess) -> PlannerReport:
+    """Return the planner's record, once it has read the workers."""
+    prefix = planner_prefix(planner.node.config.namespace)
+    found: list[PlannerReport] = []
+
+    async def is_read() -> bool:
+        records = await planner.node.discovery.get_prefix(prefix)
+        found[:] = [each for each in map(decode_report, records.values()) if each.models]
+        return bool(found) and "full of prompts" in found[0].models[0].sentence
+
+    await eventually(is_read)
+    return found[0]
+
+
+async def test_by_default_it_only_says_what_it_would_do(runtime_config: RuntimeConfig) -> None:
+    async with planned(runtime_config) as (planner, workers):
+        record = await reading_of(planner)
+        assert record.mode == "advise"
+        [model] = record.models
+        assert (model.model, model.num_prefill, model.num_generating) == ("m", 1, 3)
+        status = await read_cluster(effective_of(runtime_config))
+        [line] = status.planners[0].lines
+        assert line.startswith("planner (advise), m: 1 prefill workers are")
+        assert not any(worker.changes for worker in workers)
+
+
+async def test_it_moves_roles_once_it_may(runtime_config: RuntimeConfig) -> None:
+    async with planned(runtime_config) as (planner, workers):
+        await reading_of(planner)
+        key = config_key(runtime_config.namespace, "planner.mode")
+        await planner.node.discovery.put_config(key, b'"act"')
+        await eventually(lambda: sum(worker.role == "prefill" for worker in workers) == 3)
+        decoders = [worker for worker in workers if worker.role == "decode"]
+        assert len(decoders) == 1  # the last one keeps its role
+        assert sorted(worker.changes for worker in workers) == [[], [], ["prefill"], ["prefill"]]
+        record = await reading_of(planner)
+        assert "to prefill" in record.models[0].last_change
+
+
+async def test_of_two_planners_one_acts(runtime_config: RuntimeConfig) -> None:
+    async with planned(runtime_config, "act") as (planner, _):
+        second = PlannerProcess(effective_of(runtime_config, "act"))
+        try:
+            await second.startup()
+            both = (planner, second)
+            await eventually(lambda: all(len(each._others.items) == 2 for each in both))
+            assert sorted(each._acts for each in both) == [False, True]
+        finally:
+            await second.stop()
+        await eventually(lambda: planner._acts)
+
+
+async def test_a_planner_that_ends_leaves_no_record(runtime_config: RuntimeConfig) -> None:
+    async with planned(runtime_config) as (planner, _):
+        await reading_of(planner)
+        await planner.drain()
+        await planner.stop()
+        status = await read_cluster(effective_of(runtime_config))
+        assert status.planners == []

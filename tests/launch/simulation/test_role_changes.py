@@ -1,0 +1,115 @@
+"""Roles that change under load, by hand and by the planner."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tandem.bench.load.options import BenchOptions
+from tandem.decode.config import DisaggConfig, Policy
+from tandem.launch.planner.config import PlannerConfig
+from tandem.launch.simulation.cluster import VirtualCluster
+from tandem.launch.simulation.load import PlannedLoad
+from tandem.launch.simulation.planned import PlannedCluster
+from tandem.launch.simulation.worker import WorkerFigures
+from tandem.runtime.wire.cluster_messages import StepCosts, WorkerRole
+from tests.launch.simulation.setups import layout, load_of, setup_of, write_trace
+
+# An 8B model on a GPU, about: 4,000 tokens of prompt take 0.18 s, 200 answers 16 ms a step.
+GPU = WorkerFigures(
+    StepCosts((0.0065, 2e-5, 4e-8), (0.001, 4.5e-5, 5e-10), 0.05, 2048, 512),
+    num_blocks=8000,
+    block_size=64,
+)
+
+
+def steady() -> PlannedLoad:
+    return load_of(request_rate=6.0, num_requests=120, input_tokens=600, output_tokens=60)
+
+
+def run_with_changes(
+    cluster: VirtualCluster, load: PlannedLoad, *changes: tuple[float, int, WorkerRole]
+) -> list[int]:
+    """Run a load while roles change at their seconds; return the tokens of each answer."""
+    for at_s, index, role in changes:
+        cluster._clock.at(at_s, partial(cluster.change_role, cluster.workers[index], role))
+    outcome = cluster.run(load, lambda num_finished: None)
+    for worker in cluster.workers:
+        worker.scheduler.check_invariants()
+        assert worker.pool.num_held == 0 and not worker.own_prompts
+    assert all(not record.unfinished for record in outcome.records)
+    for record in outcome.records:
+        assert record.output_times_s == sorted(record.output_times_s)
+    return [len(record.output_times_s) for record in outcome.records]
+
+
+@pytest.mark.parametrize("policy", [Policy.ADAPTIVE, Policy.ALWAYS_REMOTE, Policy.ALWAYS_LOCAL])
+@pytest.mark.parametrize("name", ["1P 3D", "2P 2D", "workers"])
+def test_no_token_is_lost_or_repeated_while_roles_change(name: str, policy: Policy) -> None:
+    setup = setup_of(DisaggConfig.model_validate({"policy": policy}))
+    changes: list[tuple[float, int, WorkerRole]] = [
+        (2.0, 3, "prefill"),
+        (2.1, 0, "decode"),
+        (5.0, 2, "prefill"),
+        (5.2, 3, "decode"),
+        (9.0, 2, "both"),
+        (9.1, 2, "decode"),
+        (12.0, 1, "both"),
+    ]
+    cluster = VirtualCluster(layout(name, 4), setup)
+    counts = run_with_changes(cluster, steady(), *changes)
+    assert counts == [60] * 120
+
+
+def test_an_answer_that_moves_waits_for_its_tokens_to_be_computed_anew() -> None:
+    setup = setup_of(DisaggConfig.model_validate({"policy": Policy.ALWAYS_LOCAL}))
+    one = load_of(request_rate=1.0, num_requests=1, input_tokens=600, output_tokens=400)
+    cluster = VirtualCluster(layout("unsplit", 2), setup)
+    outcome = cluster.run(one, lambda num_finished: None)
+    [undisturbed] = outcome.records
+    moved_from = max(range(2), key=lambda index: outcome.busy_s[index])
+    start_s = undisturbed.output_times_s[0]
+    cluster = VirtualCluster(layout("unsplit", 2), setup)
+    counts = run_with_changes(cluster, one, (start_s + 1.0, moved_from, "prefill"))
+    assert counts == [400]
+    [record] = cluster._records
+    # 0.5 s of patience, then about 600 + 136 tokens of 0.1 ms
+    gaps_s = [b - a for a, b in zip(record.output_times_s, record.output_times_s[1:], strict=False)]
+    assert 0.07 < max(gaps_s) < 0.12
+    assert record.end_s > undisturbed.end_s
+
+
+def swinging(path: Path) -> PlannedLoad:
+    """Return 20 s of long answers, then 20 s of long prompts with short answers."""
+    entries: list[tuple[float, int, int, list[int]]] = []
+    entries += [(each * 40.0, 128, 800, []) for each in range(500)]
+    entries += [(20_000 + each * 60.0, 4000, 8, []) for each in range(333)]
+    trace = write_trace(path / "swing.jsonl", *entries)
+    return PlannedLoad(BenchOptions(trace=trace), 0, GPU.block_size, GPU.max_tokens)
+
+
+def share_in_time(cluster: VirtualCluster, load: PlannedLoad) -> float:
+    """Return the share of the requests within the targets."""
+    records = cluster.run(load, lambda num_finished: None).records
+    in_time = [
+        record for record in records if (record.ttft_s or 0) <= 1.0 and (record.tpot_s or 0) <= 0.02
+    ]
+    return len(in_time) / len(records)
+
+
+@pytest.mark.slow
+def test_the_planner_follows_a_swinging_load(tmp_path: Path) -> None:
+    targets = DisaggConfig.model_validate({"itl_target_ms": 20, "ttft_target_ms": 1000})
+    setup, load = setup_of(targets, figures=GPU), swinging(tmp_path)
+    fixed = share_in_time(VirtualCluster(layout("3P 1D", 4), setup), load)
+    planned = PlannedCluster(layout("3P 1D", 4), setup, PlannerConfig.model_validate({}))
+    share = share_in_time(planned, load)
+    roles = [change.role for _, change in planned.moves]
+    assert roles[0] == "decode" and "prefill" in roles
+    assert share > fixed, (share, fixed)
+
+
+def test_the_planner_leaves_a_steady_load_alone() -> None:
+    planned = PlannedCluster(layout("2P 2D", 4), setup_of(), PlannerConfig.model_validate({}))
+    planned.run(steady(), lambda num_finished: None)
+    assert planned.moves == []
