@@ -12,7 +12,7 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.execution.model_code import choose_model_config
 from tandem.engine.execution.model_runner import ModelRunner
 from tandem.engine.execution.resolve import resolve
-from tandem.engine.ranks.channel import ReadyMessage, StartMessage, receive, send
+from tandem.engine.ranks.channel import Read, ReadyMessage, StartMessage, receive, send
 from tandem.engine.ranks.rank import Rank, SharedFiles
 from tandem.engine.ranks.step_message import StepMessage
 from tandem.kernels.cpu.ranks import MissingRankError
@@ -29,9 +29,9 @@ def follow(channel: socket.socket) -> None:
         if data is None:
             return
         start = msgspec.msgpack.decode(data, type=StartMessage)
-        setup_logging(logging.getLevelName(start.log_level), f"rank {start.rank}")
+        setup_logging(start.log_level, f"rank {start.rank}", format=start.log_format)
         try:
-            runner = _build(start, channel)
+            runner = _build(start, channel, file)
         except TandemError as error:
             send(channel, msgspec.msgpack.encode(ReadyMessage(error.message)))
             return
@@ -39,7 +39,7 @@ def follow(channel: socket.socket) -> None:
             runner.follow(msgspec.msgpack.decode(data, type=StepMessage))
 
 
-def _build(start: StartMessage, channel: socket.socket) -> ModelRunner:
+def _build(start: StartMessage, channel: socket.socket, file: Read) -> ModelRunner:
     """Build the runner of this rank's share. Raises TandemError, before or after it is ready."""
     config = EngineConfig.model_validate_json(start.config)
     _, model = resolve(config, choose_model_config(config.model, config.model_impl))
@@ -47,6 +47,8 @@ def _build(start: StartMessage, channel: socket.socket) -> ModelRunner:
 
     def ready() -> None:
         send(channel, msgspec.msgpack.encode(ReadyMessage()))
+        if receive(file) is None:
+            raise ConnectionAbortedError("rank 0 has ended")
 
     where = config.tp, start.rank, start.num_segments, files, start.leader_pid
     return ModelRunner(config, rank=Rank(model, *where, ready))

@@ -24,6 +24,7 @@ from tandem.engine.ranks.step_message import StepMessage
 from tandem.engine.step.outcome import DeviceLostError
 from tandem.kernels.cpu.ranks import MissingRankError
 from tandem.runtime.errors import ModelError
+from tandem.runtime.process.logs import log_format
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ MODULE = "tandem.engine.execution.follower"
 STOPPED_S = 1.0
 LOOK_S = 0.05  # between looks at a stopped one
 END_S = 5.0  # of a rank whose channel is closed
+REASON_S = 30.0  # in which a process that closed its channel has ended, and its watcher knows how
 
 
 class Followers:
@@ -80,7 +82,8 @@ class Followers:
             os.getpid(),
             files.exchange,
             files.pool,
-            logging.getLogger().getEffectiveLevel(),
+            "debug" if logger.isEnabledFor(logging.DEBUG) else "error",  # rank 0 says the rest
+            log_format(),
         )
         with suppress(OSError):  # the process has ended, which its watcher finds
             send(ours, msgspec.msgpack.encode(start))
@@ -96,12 +99,15 @@ class Followers:
             with channel.makefile("rb") as file:
                 data = receive(file)
             if data is None:
-                self._watchers[rank - 1].join(END_S)  # it knows the reason
+                self._watchers[rank - 1].join(REASON_S)
                 self._lose(f"rank {rank} ended before it was ready")
                 raise self._error()
             ready = msgspec.msgpack.decode(data, type=ReadyMessage)
             if ready.error:
                 raise ModelError(f"rank {rank}: {ready.error}")
+        for channel in self._channels:
+            with suppress(OSError):  # its watcher finds it
+                send(channel, b"")
 
     @property
     def pids(self) -> list[int]:

@@ -6,6 +6,8 @@ from typing import Protocol
 
 import msgspec
 
+from tandem.runtime.process.logs import LogFormat
+
 _LENGTH = struct.Struct("<Q")
 
 
@@ -25,11 +27,15 @@ class StartMessage(msgspec.Struct, frozen=True):
     leader_pid: int
     exchange_file: int  # file descriptors that the rank's process has too
     pool_file: int
-    log_level: int
+    log_level: str
+    log_format: LogFormat
 
 
 class ReadyMessage(msgspec.Struct, frozen=True):
-    """The only frame of a rank: it has its weights, or it ends with this error."""
+    """The only frame of a rank: it has its weights, or it ends with this error.
+
+    An empty frame answers it once all ranks are ready: they load for as long as they may.
+    """
 
     error: str = ""
 

@@ -8,7 +8,7 @@ from tandem.engine.architecture.config import ModelConfig
 from tandem.engine.config import EngineConfig
 from tandem.runtime.errors import ConfigError
 
-MAX_SEGMENTS = 8
+MAX_SEGMENTS = 8  # as in kernels.cpu.segments, which only a machine with a C compiler can load
 _WHOLE_NORMS = ("wide_q_norm", "wide_k_norm")
 
 
