@@ -115,7 +115,21 @@ class EngineConfig(BaseModel):
         "time and compute nothing; the model's folder gives the tokenizer",
     )
     threads: int | None = Field(
-        default=None, ge=1, description="torch threads; None: half the cores, 1 on two or fewer"
+        default=None,
+        ge=1,
+        description="torch threads of each rank; None: half the cores for all ranks, at least 1",
+    )
+    tp: int = Field(
+        default=1,
+        ge=1,
+        le=8,
+        description="processes that compute the model together, each with a share of its heads, "
+        "widths and vocabulary (tensor parallelism); above 1 on CPUs only",
+    )
+    tp_invariant: bool = Field(
+        default=True,
+        description="add up in an order that no `tp` changes: all widths give the same bits. Off: "
+        "in the order of its own `tp`, and it works with workers of the same `tp` alone",
     )
     kernels: Literal["auto", "c", "torch", "triton"] = Field(
         default="auto",
@@ -146,4 +160,4 @@ class EngineConfig(BaseModel):
         """Return the number of torch threads: `threads`, or the default on this machine."""
         if self.threads is not None:
             return self.threads
-        return max(1, len(os.sched_getaffinity(0)) // 2)
+        return max(1, len(os.sched_getaffinity(0)) // (2 * self.tp))

@@ -72,6 +72,7 @@ class Worker:
         self.engine = build_in_thread(partial(_build_engine, engine))
         runner = self.engine.runner
         self._emulated = runner if isinstance(runner, EmulatedRunner) else None
+        self._followers = runner.followers if isinstance(runner, ModelRunner) else None
         self.node = node = Node(
             runtime,
             component=role,
@@ -148,6 +149,7 @@ class Worker:
         await node.connect()
         await self.loop.start()
         stack.push_async_callback(self.loop.stop)
+        self._watch_ranks()
         stack.push_async_callback(self.group.close)
         await self.group.start(lambda rank, data: self.on_notification(rank, data))
         await self.queue.start()
@@ -176,6 +178,8 @@ class Worker:
         await self._stack.aclose()
         if self._emulated is not None:
             logger.info("emulated steps: %s", self._emulated.clock.summary())
+        if self._followers is not None:
+            await asyncio.to_thread(self._followers.close)
 
     async def matcher_of(
         self, grammar: Grammar | None, seq: Sequence, caller: str = ""
@@ -225,6 +229,17 @@ class Worker:
         logging.shutdown()
         os._exit(EXIT_DEVICE_LOST)
 
+    def _watch_ranks(self) -> None:
+        """End this process when another rank of the model ends."""
+        if self._followers is not None:
+            loop = asyncio.get_running_loop()
+
+            def notify(error: DeviceLostError) -> None:
+                with contextlib.suppress(RuntimeError):  # the loop has ended, and so does all else
+                    loop.call_soon_threadsafe(self._on_device_lost, error)
+
+            self._followers.listen(notify)
+
     # ---- status -------------------------------------------------------------------------------
 
     async def load(self) -> LoadStats:
@@ -243,6 +258,7 @@ class Worker:
             "kv_form": self._kv_form,
             "kv_layout": self.group.layout.describe(),
             "transport": self.settings.transfer.backend,
+            "tp": self.settings.engine.tp,
         }
         details |= self.roles.details(load)
         if self._emulated is not None:

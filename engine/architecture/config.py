@@ -50,6 +50,7 @@ class ModelConfig:
     mixture: MixtureConfig | None = None  # None: every layer is dense
     quantization: Quantization | None = None  # None: every matrix is stored as numbers
     text_config: bool = False  # the text part of a model of several media
+    sums_of_width: int = 0  # the ranks whose order of sums it has; 0: the order of every number
 
     @property
     def q_size(self) -> int:

@@ -33,6 +33,7 @@ class PackedStep:
     num_decodes: int
     num_prefills: int
     sampled: list[Chunk]  # those that sample, in the order in which they were given
+    sampled_ends: "array[int]"  # [num_samples] the tokens of their contexts
     batch_rows: "array[int]"  # [num_tokens]
     positions: "array[int]"  # [num_tokens]
     token_ids: "array[int]"  # [num_tokens] PENDING: the token that was drawn for the batch row
@@ -45,17 +46,17 @@ class PackedStep:
     @property
     def is_decode(self) -> bool:
         """True when each chunk is one token, and at least one of them samples."""
-        return not self.num_prefills and bool(self.sampled) and not self.scored
+        return not self.num_prefills and bool(self.sampled_ends) and not self.scored
 
     @property
     def samples_all(self) -> bool:
         """True when each chunk is one token that samples."""
-        return len(self.sampled) == self.num_decodes and not self.num_prefills
+        return len(self.sampled_ends) == self.num_decodes and not self.num_prefills
 
     @property
     def samples_prefills(self) -> bool:
         """True when each chunk is a prefill that samples."""
-        return len(self.sampled) == self.num_prefills and not self.num_decodes
+        return len(self.sampled_ends) == self.num_prefills and not self.num_decodes
 
     def padded(self, num_tokens: int, padding_row: int) -> "list[array[int]]":
         """Return batch rows, positions and token ids of a decode step, each `num_tokens` long."""
@@ -121,6 +122,7 @@ def pack_step(chunks: list[Chunk]) -> PackedStep:
         num_decodes=len(decodes),
         num_prefills=len(prefills),
         sampled=sampled,
+        sampled_ends=array("q", [chunk.end for chunk in sampled]),
         batch_rows=batch_rows,
         positions=positions,
         token_ids=token_ids,
@@ -145,7 +147,7 @@ def build_batch(step: PackedStep, table: BatchRows, block_size: int) -> Batch:
     if step.samples_all:
         indices = table.ordinals[:num_decodes]
     longest = max(step.positions[:num_decodes], default=0) + 1
-    longest_sampled = max((chunk.end for chunk in step.sampled), default=0)
+    longest_sampled = max(step.sampled_ends, default=0)
     no_rows = Rows(positions[:0], positions[:0], table.block_tables[:0, :, 0])
     batch_rows, context_lens, cu_seqlens = of_prefills or [positions[:0]] * 3
     longest_prefill = max(step.prefill_context_lens, default=0)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 
+from tandem.engine.architecture.spec import Size
 from tandem.engine.batch.batch import Batch, Rows
 from tandem.kernels.cpu.build import BuildError, load_library
 from tandem.kernels.reference.experts import Experts, ExpertWeights
@@ -111,6 +112,10 @@ class Kernels:
     mask_logits: Callable[..., None]
     activation_dtype: Callable[[torch.Tensor], torch.dtype] = _weight_dtype
     fused: FusedProducts | None = None
+    # The products of attention's output and of a feed-forward layer's, by the name of the matrix's
+    # second size, and of the vocabulary; None: pack_linear.
+    pack_output: Callable[[torch.Tensor, Size], Linear] | None = None
+    pack_head: Callable[[torch.Tensor], Linear] | None = None
     step_options: Callable[[Batch, torch.Tensor, torch.Tensor, int, int], StepOptions] = _no_options
 
 

@@ -9,6 +9,7 @@ import torch
 from tandem.engine.architecture.config import ModelConfig
 from tandem.engine.architecture.layer_kinds import LayerKind
 from tandem.engine.architecture.rope import RopeTables, query_scales
+from tandem.engine.architecture.spec import Size
 from tandem.engine.decoder.attention import attention_options
 from tandem.engine.decoder.fused_layer import FusedLayer, fused_layer
 from tandem.engine.decoder.kernel_set import Kernels
@@ -76,11 +77,13 @@ class LayerPacker:
             qkv=self._linear(layer.qkv, layer.qkv_bias),
             qk_norm=self.norm(layer.qk_norm),
             wide_qk_norm=None if q_norm is None or k_norm is None else (q_norm, k_norm),
-            output=self._linear(layer.output, layer.output_bias, residual),
+            output=self._output(layer.output, "q_size", layer.output_bias, residual),
             attention_out_norm=self.norm(layer.attention_out_norm),
             post_norm=self.norm(layer.post_norm),
             gate_up=self._linear_if_any(layer.gate_up, layer.gate_up_bias),
-            down=self._linear_if_any(layer.down, layer.down_bias, residual),
+            down=None
+            if layer.down is None
+            else self._output(layer.down, "intermediate_size", layer.down_bias, residual),
             experts=self._experts(layer),
             shared_gate=self._linear_if_any(layer.shared_gate),
             mlp_out_norm=self.norm(layer.mlp_out_norm),
@@ -101,9 +104,18 @@ class LayerPacker:
         return scaled(with_bias(self.kernels.pack_linear(weight), bias, self.dtype), factor)
 
     def _linear_if_any(
-        self, weight: Matrix | None, bias: torch.Tensor | None = None, factor: float = 1.0
+        self, weight: Matrix | None, bias: torch.Tensor | None = None
     ) -> Linear | None:
-        return None if weight is None else self._linear(weight, bias, factor)
+        return None if weight is None else self._linear(weight, bias)
+
+    def _output(
+        self, weight: Matrix, in_size: Size, bias: torch.Tensor | None, factor: float
+    ) -> Linear:
+        if self.kernels.pack_output is None or not isinstance(weight, torch.Tensor):
+            return self._linear(weight, bias, factor)
+        return scaled(
+            with_bias(self.kernels.pack_output(weight, in_size), bias, self.dtype), factor
+        )
 
     def _experts(self, layer: LayerWeights) -> MixtureOfExperts | None:
         mixture = self.config.mixture

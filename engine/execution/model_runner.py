@@ -5,6 +5,7 @@ import logging
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -28,6 +29,7 @@ from tandem.engine.memory.kv_cache import (
     most_useful_blocks,
     num_blocks_within,
 )
+from tandem.engine.ranks.widths import num_segments
 from tandem.engine.schedule.sequence import Chunk, OnLayers
 from tandem.engine.step.decode_graphs import CudaRecorder, DecodeGraphs, Recorder, batch_sizes
 from tandem.engine.step.device_loss import noticing_device_loss
@@ -35,6 +37,11 @@ from tandem.engine.step.launched import LaunchedStep, start_timing
 from tandem.engine.step.model_steps import ModelSteps
 from tandem.engine.step.sampler import HostTokens
 from tandem.engine.weights.weights import ModelWeights, load_weights
+
+if TYPE_CHECKING:  # it loads the kernels in C
+    from tandem.engine.architecture.shard import Shard
+    from tandem.engine.ranks.rank import Rank
+    from tandem.engine.ranks.step_message import StepMessage
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +58,10 @@ class ModelRunner:
     which the model runs. On a GPU all steps run on one stream of their own. `recorder` records
     decode steps; None: CUDA graphs, where there is a GPU and the configuration allows them.
     `model_config` and `weights`, on the device, replace the files of config.model.
-    Raises ModelError, ConfigError or CapacityError when it cannot be built.
+
+    With config.tp above 1 it is rank 0, and starts the processes of the others, which end with
+    `close`; in one of those `rank` is its own. Raises ModelError, ConfigError or CapacityError
+    when it cannot be built.
     """
 
     def __init__(
@@ -61,9 +71,20 @@ class ModelRunner:
         *,
         model_config: ModelConfig | None = None,
         weights: ModelWeights | None = None,
+        rank: "Rank | None" = None,
     ) -> None:
         stored = model_config or choose_model_config(config.model, config.model_impl)
         self.config, self.model_config = resolve(config, stored)
+        self._num_segments = num_segments(self.config, self.model_config)
+        self.followers = None
+        self._rank = rank
+        if self.config.tp > 1 and rank is None:
+            # Not at the top: it loads the kernels in C, which not every machine has.
+            from tandem.engine.execution.followers import Followers
+
+            assert weights is None and model_config is None, "the other ranks read the files"
+            self.followers = Followers(self.config, self.model_config, self._num_segments)
+            self._rank = self.followers.rank
         self._device = device = torch.device(self.config.device)
         self.device_kind = kind_of(device)
         torch.set_num_threads(config.num_threads())
@@ -74,9 +95,13 @@ class ModelRunner:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         # The reference kernels multiply masked slots by zero, so none of them may hold a NaN.
         self._clears_started_blocks = self.config.kernels == "torch"
-        with self._on_stream():
-            self._build(weights)
-            self._graphs = self._record(recorder)
+        try:
+            with self._on_stream():
+                self._build(weights)
+                self._graphs = self._record(recorder)
+        except BaseException:
+            self.close()
+            raise
         if self._stream is not None:
             self._stream.synchronize()
         logger.info(
@@ -88,9 +113,14 @@ class ModelRunner:
             self.kv_cache.block_size,
         )
 
+    def close(self) -> None:
+        """End the processes of the other ranks, where there are some; no step may be under way."""
+        if self.followers is not None:
+            self.followers.close()
+
     @property
     def kv_caches(self) -> tuple[KvCache]:
-        """The pool of this runner's only rank."""
+        """The pool that all ranks share, as if there were one."""
         return (self.kv_cache,)
 
     def _build(self, weights: ModelWeights | None) -> None:
@@ -105,6 +135,7 @@ class ModelRunner:
             dependent_launch=config.dependent_launch,
             cascade_attention=config.cascade_attention,
         )
+        kernels, shard = self._of_ranks(kernels)
         generic = None
         if model_config.architecture.code:
             # Not at the top: transformers is an extra.
@@ -112,14 +143,16 @@ class ModelRunner:
 
             generic = GenericModel(config.model, model_config, kernels, device)
         else:
-            weights = weights or load_weights(config.model, model_config, dtype, device)
+            weights = weights or load_weights(config.model, model_config, dtype, device, shard)
+        if self._rank is not None:
+            self._rank.ready()
 
         def make_model(longest: int) -> AnyModel:
             if generic is not None:
                 return generic
             assert weights is not None
             tables = rope_tables(model_config, longest, dtype, device)
-            return Model(model_config, weights, tables, kernels)
+            return Model(shard.config if shard else model_config, weights, tables, kernels)
 
         if config.num_blocks is not None or device.type == "cpu":
             num_blocks = config.num_blocks or num_blocks_within(
@@ -140,10 +173,25 @@ class ModelRunner:
             num_blocks = self._num_blocks_beside_steps(model, kernels, longest)
             longest = choose_max_model_len(config, model_config, num_blocks, config.block_size)
         self.config = config.model_copy(update={"num_blocks": num_blocks, "max_model_len": longest})
-        self.kv_cache = KvCache(model_config, num_blocks, config.block_size, device)
-        self._steps = ModelSteps(
-            config, model_config, model, kernels, longest, self.kv_cache.tensor
+        rank = self._rank
+        self.kv_cache = KvCache(
+            model_config, num_blocks, config.block_size, device, rank.allocate if rank else None
         )
+        pool = self._own_heads(self.kv_cache.tensor)
+        self._steps = ModelSteps(config, model_config, model, kernels, longest, pool)
+
+    def _of_ranks(self, kernels: Kernels) -> "tuple[Kernels, Shard | None]":
+        """Return the kernels with the order of sums of the ranks, and this one's share."""
+        if self._rank is not None:
+            return self._rank.kernels(kernels), self._rank.shard
+        if self._num_segments == 1:
+            return kernels, None
+        from tandem.engine.ranks.rank import with_segments
+
+        return with_segments(kernels, self._num_segments), None
+
+    def _own_heads(self, pool: torch.Tensor) -> torch.Tensor:
+        return pool if self._rank is None else self._rank.own_heads(pool)
 
     def _prebuild(self, weights: ModelWeights | None, kernels: Kernels, longest: int) -> None:
         """Build a native model's kernels; the warm-up builds those of transformers' code."""
@@ -172,7 +220,8 @@ class ModelRunner:
         )
 
     def _profile(self, model: AnyModel, kernels: Kernels, longest: int) -> StepProfile:
-        return StepProfile(self.config, self.model_config, model, kernels, longest, self._device)
+        parts = self.config, self.model_config, model, kernels, longest, self._device
+        return StepProfile(*parts, self._own_heads)
 
     @torch.inference_mode()
     def _record(self, recorder: Recorder | None) -> DecodeGraphs | None:
@@ -209,6 +258,8 @@ class ModelRunner:
             try:
                 return self._launch(chunks, on_layers, boundaries)
             except BaseException:
+                if self.followers is not None:
+                    self.followers.check()
                 self._steps.batch_rows.forget([chunk.seq for chunk in chunks])
                 if self._stream is not None:
                     self._stream.synchronize()
@@ -234,9 +285,23 @@ class ModelRunner:
             announce = None
             if on_layers is not None:
                 announce = partial(_announce_layers, on_layers, self._device)
-            sampled, scores = steps.run(step, plan, announce, boundaries)
+            if self.followers is None:
+                sampled, scores = steps.run(step, plan, announce, boundaries)
+            else:
+                with self.followers.step(
+                    step, changes, steps.batch_rows, announce, boundaries
+                ) as announce_together:
+                    sampled, scores = steps.run(step, plan, announce_together, boundaries)
         on_host = HostTokens(step.sampled, sampled, plan) if step.sampled else None
         return LaunchedStep(self._device, timing, on_host, scores)
+
+    @torch.inference_mode()
+    def follow(self, message: "StepMessage") -> None:
+        """Compute this rank's part of a step of rank 0."""
+        assert self._rank is not None
+        steps, exchange = self._steps, self._rank.exchange
+        steps.batch_rows.apply(message.changes())
+        steps.follow(message.step(), message.scored, lambda _: exchange.meet(), message.boundaries)
 
     def _clear(self, block_ids: list[int]) -> None:
         if block_ids:

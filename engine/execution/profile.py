@@ -41,6 +41,7 @@ class StepProfile:
     """Steps of `model` over two blocks of their own; nothing else is read or written.
 
     `config` is a resolved one; `longest` is the number of tokens that one sequence may have.
+    `own_heads` returns the part of a pool that `model` reads and writes; None: all of it.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class StepProfile:
         kernels: Kernels,
         longest: int,
         device: torch.device,
+        own_heads: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         assert config.block_size is not None and config.max_num_batched_tokens is not None
         self._config = config
@@ -63,7 +65,8 @@ class StepProfile:
         self._mask_logits = kernels.mask_logits
         dtype = getattr(torch, model_config.dtype)
         shape = block_shape(model_config, config.block_size)
-        self._pool = torch.zeros(2, *shape, dtype=dtype, device=device)
+        pool = torch.zeros(2, *shape, dtype=dtype, device=device)
+        self._pool = pool if own_heads is None else own_heads(pool)
         self._steps = ModelSteps(config, model_config, model, kernels, longest, self._pool)
 
     @torch.inference_mode()

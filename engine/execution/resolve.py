@@ -8,13 +8,15 @@ from tandem.engine.architecture.config import ModelConfig
 from tandem.engine.config import STEP_TOKENS, EngineConfig
 from tandem.engine.decoder.kernel_set import choose_kernels, has_float8_products
 from tandem.engine.memory.kv_cache import choose_block_size, kind_of
+from tandem.engine.ranks.widths import check_width, num_segments
 from tandem.runtime.errors import ConfigError
 
 
 def resolve(config: EngineConfig, stored: ModelConfig) -> tuple[EngineConfig, ModelConfig]:
     """Resolve all but the size of the KV pool; the model's dtype becomes the one that runs.
 
-    Raises ConfigError for a device or kernels that this machine does not have.
+    Raises ConfigError for a device or kernels that this machine does not have, and for a `tp` that
+    can't compute the model.
     """
     device = _device(config.device)
     dtype: str = config.dtype
@@ -35,7 +37,11 @@ def resolve(config: EngineConfig, stored: ModelConfig) -> tuple[EngineConfig, Mo
         form = replace(
             form, rounds_inputs=config.float8_products and has_float8_products(resolved.kernels)
         )
-    return resolved, replace(stored, dtype=dtype, quantization=form).for_length(longest)
+    model = replace(stored, dtype=dtype, quantization=form).for_length(longest)
+    check_width(resolved, model)
+    if not resolved.tp_invariant and num_segments(resolved, model) == resolved.tp:
+        model = replace(model, sums_of_width=resolved.tp)
+    return resolved, model
 
 
 def _device(name: str) -> torch.device:

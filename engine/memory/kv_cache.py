@@ -3,6 +3,7 @@
 import logging
 import math
 import mmap
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -33,6 +34,8 @@ MIN_SPARE_BLOCKS = 2
 class KvCache:
     """Blocks of keys and values, zeroed; a transport registers them from `base_address` on.
 
+    `allocate` returns zeroed bytes [num_bytes] on a device; None: memory of this process.
+
     After the `num_blocks` for sequences lie `num_spare_blocks` on which transfers calibrate and
     test themselves.
 
@@ -41,7 +44,12 @@ class KvCache:
     """
 
     def __init__(
-        self, config: ModelConfig, num_blocks: int, block_size: int, device: torch.device
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        device: torch.device,
+        allocate: Callable[[int, int], torch.Tensor] | None = None,
     ) -> None:
         dtype = getattr(torch, config.dtype)
         self.num_blocks = num_blocks
@@ -52,7 +60,8 @@ class KvCache:
         self.device_id = device.index or 0
         self.windows = config.layer_groups.windows
         num_all = num_blocks + self.num_spare_blocks
-        allocate = _cuda_bytes if device.type == "cuda" else _host_bytes
+        if allocate is None:
+            allocate = _cuda_bytes if device.type == "cuda" else _host_bytes
         flat = allocate(num_all * self.block_bytes, self.device_id)
         # [num_blocks + num_spare_blocks, group_size, 2, num_kv_heads, block_size, head_dim]
         self.tensor = flat.view(dtype).view(num_all, *block_shape(config, block_size))

@@ -73,6 +73,26 @@ class ModelSteps:
         logits, sampled = self.model.logits(hidden), batch.sampled
         return self.sampler.sample(logits, sampled.batch_rows, sampled.context_lens, plan), scores
 
+    def follow(
+        self,
+        step: PackedStep,
+        scored: Collection[tuple[int, int]],
+        on_layers: Callable[[int], None],
+        boundaries: Collection[int],
+    ) -> None:
+        """Take this rank's part in a step, which another rank samples.
+
+        `scored` are the first rows of its scored chunks among the step's tokens, and their counts.
+        """
+        batch = build_batch(step, self.batch_rows, self.block_size)
+        hidden = self.model.hidden(batch, self.pool, on_layers, boundaries, of_all=bool(scored))
+        for row, num_rows in scored:
+            for part in self._scorer.parts(row, num_rows):
+                self.model.logits(hidden[part.start : part.stop])
+        if scored:
+            hidden = hidden.index_select(0, batch.logits_indices)
+        self.model.logits(hidden)
+
     def logits(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return [num_tokens, vocab_size] for `inputs` of a decode step (build_decode_batch)."""
         batch = build_decode_batch(inputs, self.batch_rows, self.block_size)

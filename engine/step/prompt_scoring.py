@@ -1,6 +1,6 @@
 """Log probabilities of prompt tokens, from the logits at the positions before them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -46,11 +46,15 @@ class PromptScorer:
         rows = new_sampled_rows(num_rows, num_rows, num_top, hidden.device)
         [token_ids] = upload([chunk.token_ids], hidden.device)
         rows.token_ids.copy_(token_ids)
-        for start in range(0, num_rows, self._max_rows):
-            end = min(num_rows, start + self._max_rows)
-            logits = self._model.logits(hidden[chunk.row + start : chunk.row + end])
-            self._token_logprobs(logits, _part(rows, start, end))
+        for part in self.parts(chunk.row, num_rows):
+            logits = self._model.logits(hidden[part.start : part.stop])
+            self._token_logprobs(logits, _part(rows, part.start - chunk.row, part.stop - chunk.row))
         return rows
+
+    def parts(self, row: int, num_rows: int) -> Iterator[range]:
+        """Yield the rows of each call for logits, for a chunk whose first row is `row`."""
+        for start in range(row, row + num_rows, self._max_rows):
+            yield range(start, min(row + num_rows, start + self._max_rows))
 
 
 class HostScores:

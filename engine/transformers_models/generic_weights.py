@@ -16,7 +16,7 @@ from tandem.engine.transformers_models.generic_build import (
 )
 from tandem.engine.transformers_models.generic_parts import Siblings
 from tandem.engine.weights.checkpoint import Checkpoint
-from tandem.engine.weights.weight_readers import cut, lane_for, num_readers, read_pieces
+from tandem.engine.weights.weight_readers import Target, cut, lane_for, num_readers, read_pieces
 from tandem.runtime.errors import ModelError
 
 
@@ -51,14 +51,15 @@ def _build(
     model.tie_weights()
     targets = {name: p for name, p in model.named_parameters() if name in wanted}
     pieces = cut(
-        (checkpoint.find(name, *target.shape), target.data) for name, target in targets.items()
+        Target(checkpoint.find(name, *target.shape), target.data)
+        for name, target in targets.items()
     )
     lanes = [lane_for(device) for _ in range(min(num_readers(), len(pieces)))]
     read_pieces(pieces, lanes, lambda num_bytes: None)
     for name, buffer in model.named_buffers():
         if name in names:
             stored = checkpoint.find(name, *buffer.shape)
-            read_pieces(cut([(stored, buffer)]), lanes[:1], lambda num_bytes: None)
+            read_pieces(cut([Target(stored, buffer)]), lanes[:1], lambda num_bytes: None)
     return _checked(path, model), siblings
 
 

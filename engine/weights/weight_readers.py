@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -30,11 +30,13 @@ Read = Callable[["Piece", torch.Tensor], None]  # fills all of a [num_bytes] uin
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive items of a stored tensor, and their destination."""
+    """Items of a stored tensor, and their destination."""
 
     stored: StoredTensor
     offset_bytes: int  # in the file
     destination: torch.Tensor  # [num_items], contiguous, of the dtype that runs
+    run_bytes: int = 0  # that follow one another in the file; 0: all of them
+    step_bytes: int = 0  # from the start of a run to that of the next
 
     @property
     def num_bytes(self) -> int:
@@ -42,17 +44,31 @@ class Piece:
         return self.destination.numel() * self.stored.dtype.itemsize
 
 
-def cut(
-    tensors: Iterable[tuple[StoredTensor, torch.Tensor]], piece_bytes: int = PIECE_BYTES
-) -> list[Piece]:
-    """Cut each tensor, with its contiguous destination, into pieces of at most `piece_bytes`."""
+class Target(NamedTuple):
+    """A stored tensor, or the part of one that a rank has, and its contiguous destination."""
+
+    stored: StoredTensor
+    destination: torch.Tensor
+    first_item: int = 0  # of the stored tensor
+    run_items: int = 0  # that follow one another in the file; 0: all of them
+    step_items: int = 0  # from the start of a run to that of the next
+
+
+def cut(targets: Iterable[Target], piece_bytes: int = PIECE_BYTES) -> list[Piece]:
+    """Cut each target into pieces of at most `piece_bytes`."""
     pieces = []
-    for stored, destination in tensors:
-        offset_bytes = stored.offset_bytes
-        num_items = max(1, piece_bytes // stored.dtype.itemsize)
+    for stored, destination, first_item, run_items, step_items in targets:
+        item_bytes = stored.dtype.itemsize
+        offset_bytes = stored.offset_bytes + first_item * item_bytes
+        num_items = max(1, piece_bytes // item_bytes)
+        if run_items:
+            assert run_items <= num_items
+            num_items -= num_items % run_items
         for part in torch.split(destination.view(-1), num_items):
-            pieces.append(Piece(stored, offset_bytes, part))
-            offset_bytes += pieces[-1].num_bytes
+            runs = run_items * item_bytes, step_items * item_bytes
+            pieces.append(Piece(stored, offset_bytes, part, *runs))
+            num_steps = len(part) // run_items if run_items else 0
+            offset_bytes += num_steps * runs[1] or pieces[-1].num_bytes
     return sorted(pieces, key=lambda piece: (piece.stored.path, piece.offset_bytes))
 
 
@@ -227,18 +243,13 @@ class _Reader:
             self._lane.finish()
 
     def _read(self, piece: Piece, raw: torch.Tensor) -> None:
-        stored = piece.stored
-        buffer, offset = memoryview(raw.numpy().data), piece.offset_bytes
+        stored, run_bytes = piece.stored, piece.run_bytes or len(raw)
+        whole = memoryview(raw.numpy().data)
         try:
             file = self._opened(stored.path)
-            while len(buffer):
-                num_bytes = os.preadv(file, [buffer], offset)
-                if num_bytes == 0:
-                    raise ModelError(
-                        f"{stored.path}: tensor {stored.name}: the file ends within it",
-                        param=stored.name,
-                    )
-                buffer, offset = buffer[num_bytes:], offset + num_bytes
+            for index, start in enumerate(range(0, len(whole), run_bytes)):
+                where = piece.offset_bytes + index * piece.step_bytes
+                _read_all(file, whole[start : start + run_bytes], where, stored)
         except OSError as exc:
             raise ModelError(
                 f"{stored.path}: tensor {stored.name}: {exc.strerror or exc}", param=stored.name
@@ -250,3 +261,14 @@ class _Reader:
             # Readers interleave in a file, which looks random; a longer readahead spans that.
             os.posix_fadvise(self._files[path], 0, 0, os.POSIX_FADV_SEQUENTIAL)
         return self._files[path]
+
+
+def _read_all(file: int, buffer: memoryview, offset: int, stored: StoredTensor) -> None:
+    """Fill `buffer` from `offset` of the file on. Raises ModelError where the file ends before."""
+    while len(buffer):
+        num_bytes = os.preadv(file, [buffer], offset)
+        if num_bytes == 0:
+            raise ModelError(
+                f"{stored.path}: tensor {stored.name}: the file ends within it", param=stored.name
+            )
+        buffer, offset = buffer[num_bytes:], offset + num_bytes

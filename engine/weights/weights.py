@@ -1,6 +1,7 @@
 """A model's weights, from the safetensors files of its folder into fused tensors."""
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -12,11 +13,12 @@ import torch
 
 from tandem.engine.architecture.config import ModelConfig
 from tandem.engine.architecture.rope import head_order
+from tandem.engine.architecture.shard import Shard
 from tandem.engine.architecture.spec import TensorSpec, model_tensors
-from tandem.engine.weights.checkpoint import Checkpoint
+from tandem.engine.weights.checkpoint import Checkpoint, StoredTensor
 from tandem.engine.weights.quantized_forms import UNREAD, UNREAD_OF_KV
 from tandem.engine.weights.quantized_weights import Slot, allocate, fill, find_slots
-from tandem.engine.weights.weight_readers import cut, lane_for, num_readers, read_pieces
+from tandem.engine.weights.weight_readers import Target, cut, lane_for, num_readers, read_pieces
 from tandem.kernels.reference.quantized import Matrix
 from tandem.runtime.errors import ModelError
 from tandem.runtime.process.progress import ProgressBar
@@ -168,9 +170,15 @@ def _parts(
 
 
 def load_weights(
-    folder: str | Path, config: ModelConfig, dtype: torch.dtype, device: torch.device
+    folder: str | Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    shard: Shard | None = None,
 ) -> ModelWeights:
     """Load the weights in `folder`, cast and fused. Raises ModelError naming file and tensor.
+
+    With `shard`, of a model `config` without quantized matrices, they are those of its rank alone.
 
     Every tensor is allocated on `device` first and filled from the files by several threads. Host
     memory beyond the weights of a CPU is a few MiB per thread. Blocks.
@@ -188,15 +196,20 @@ def load_weights(
         for part in planned
         if part.slot not in quantized
     ]
-    weights = empty_weights(config, dtype, device, quantized)
+    mine = config if shard is None else shard.config
+    weights = empty_weights(mine, dtype, device, quantized)
     parts = [
         part
-        for part in weight_parts(weights, config, is_stacked=is_stacked)
+        for part in weight_parts(weights, mine, is_stacked=is_stacked)
         if part.slot not in quantized
     ]
-    targets = [*zip(stored, (part.stored for part in parts), strict=True)]
-    targets += allocate(quantized, device)
-    _warn_of_others(folder, checkpoint, {tensor.name for tensor, _ in targets}, config)
+    targets = [
+        target
+        for tensor, part in zip(stored, parts, strict=True)
+        for target in _targets(tensor, part, shard)
+    ]
+    targets += (Target(*each) for each in allocate(quantized, device))
+    _warn_of_others(folder, checkpoint, {each.stored.name for each in targets}, config)
     pieces = cut(targets)
     num_bytes = sum(piece.num_bytes for piece in pieces)
     lanes = [lane_for(device) for _ in range(min(num_readers(), len(pieces)))]
@@ -208,13 +221,32 @@ def load_weights(
     if config.quantization is not None:
         weights = fill(weights, quantized, config.quantization)
     for index, layer in enumerate(weights.layers):
-        _reorder_heads(layer, config, index)
+        _reorder_heads(layer, mine, index)
     seconds, num_gib = time.perf_counter() - started, num_bytes / 2**30
     logger.info(
         "%s: %.2f GiB of weights on %s in %.1f s, %.2f GiB/s by %d threads",
         *(folder, num_gib, device, seconds, num_gib / seconds, len(lanes)),
     )
     return weights
+
+
+def _targets(stored: StoredTensor, part: WeightPart, shard: Shard | None) -> Iterator[Target]:
+    """Yield the parts of a stored tensor that are read, with their destinations."""
+    if shard is None:
+        yield Target(stored, part.stored)
+        return
+    num_columns = math.prod(part.spec.stored_shape(shard.whole)[1:])
+    rows, columns = shard.spans(part.spec)
+    first_row = 0
+    for span in rows:
+        destination = part.stored[first_row : first_row + len(span)]
+        first_row += len(span)
+        first_item = span.start * num_columns
+        if columns is None or len(columns) == num_columns:
+            yield Target(stored, destination, first_item)
+        else:
+            first_item += columns.start
+            yield Target(stored, destination, first_item, len(columns), num_columns)
 
 
 def _reorder_heads(layer: LayerWeights, config: ModelConfig, index: int) -> None:

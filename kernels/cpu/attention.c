@@ -15,6 +15,7 @@ struct attention {
     const int64_t *block_tables, *cu_seqlens, *context_lens;
     const float *sinks;  // [num_heads], or NULL
     long q_stride, out_stride, table_stride, block_stride;
+    long to_values;  // of a block, from a head's keys to its values
     long num_heads, num_kv_heads, head_dim, block_size, window;
     float scale, soft_cap;
     enum dtype q_dtype, cache_dtype, out_dtype;
@@ -60,7 +61,7 @@ INLINE const char *step(const struct attention *a, struct cursor *at, long kv_he
 // One line at a time, because the processor drops most of many prefetches at once.
 INLINE void gather_keys(const struct attention *a, const struct scratch *s, long seq, long kv_head,
                         long first, long last, long end, enum dtype dtype, int in_pairs) {
-    long to_values = a->num_kv_heads * a->block_size * a->head_dim, width = padded(a->head_dim);
+    long to_values = a->to_values, width = padded(a->head_dim);
     long num_units = a->head_dim >> in_pairs;
     enum dtype unit = in_pairs ? FLOAT32 : dtype;
     struct cursor at = cursor_at(a, seq, first), next = cursor_at(a, seq, first + AHEAD);

@@ -24,7 +24,7 @@ class _Storing(ctypes.Structure):
 
     _fields_ = fields(
         (POINTER, "qkv qk_norm rope_table positions slots kv_cache q_out"),
-        (LONG, "qkv_stride q_stride block_stride"),
+        (LONG, "qkv_stride q_stride block_stride to_values"),
         (LONG, "num_heads num_kv_heads head_dim block_size"),
         (FLOAT, "eps"),
         (INT, "qkv_dtype norm_dtype table_dtype cache_dtype"),
@@ -36,7 +36,7 @@ class _Attention(ctypes.Structure):
 
     _fields_ = fields(
         (POINTER, "q kv_cache out block_tables cu_seqlens context_lens sinks"),
-        (LONG, "q_stride out_stride table_stride block_stride"),
+        (LONG, "q_stride out_stride table_stride block_stride to_values"),
         (LONG, "num_heads num_kv_heads head_dim block_size window"),
         (FLOAT, "scale soft_cap"),
         (INT, "q_dtype cache_dtype out_dtype"),
@@ -158,7 +158,7 @@ def store_qkv(
         q_out.data_ptr(),
         qkv.stride(0),
         q_out.stride(0),
-        kv_cache.stride(0),
+        *kv_cache.stride()[:2],
         num_rows - 2 * num_kv_heads,
         num_kv_heads,
         head_dim,
@@ -294,7 +294,7 @@ def _attention(
         q.stride(0),
         out.stride(0),
         block_tables.stride(0),
-        kv_cache.stride(0),
+        *kv_cache.stride()[:2],
         q.shape[1],
         num_kv_heads,
         q.shape[2],
@@ -317,10 +317,9 @@ def _one_each(num_seqs: int) -> torch.Tensor:
 
 
 def _pool_shape(kv_cache: torch.Tensor) -> tuple[int, int]:
-    """Return KV heads and block size of one layer of a pool, whose blocks are contiguous."""
+    """Return KV heads and block size of one layer of a pool, or of some heads of it."""
     _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
-    record = block_size * head_dim
-    assert kv_cache.stride()[1:] == (num_kv_heads * record, record, head_dim, 1)
+    assert kv_cache.stride()[2:] == (block_size * head_dim, head_dim, 1)
     return num_kv_heads, block_size
 
 

@@ -74,6 +74,7 @@ struct storing {
     const int64_t *positions, *slots;
     void *kv_cache, *q_out;
     long qkv_stride, q_stride, block_stride;
+    long to_values;  // of a block, from a head's keys to its values
     long num_heads, num_kv_heads, head_dim, block_size;
     float eps;
     enum dtype qkv_dtype, norm_dtype, table_dtype, cache_dtype;
@@ -105,7 +106,7 @@ void store_qkv(const struct storing *a, long num_tokens, int num_threads) {
         float row[2 * head_dim + LANES];
         const char *x = (const char *)a->qkv + token * a->qkv_stride * SIZE[a->qkv_dtype];
         long turn = a->positions[token] * 2 * head_dim, slot = a->slots[token];
-        // A block holds [2, num_kv_heads] records: keys, then values.
+        // A block holds records: keys of these heads, and at a distance their values.
         long kept = slot / a->block_size * a->block_stride + slot % a->block_size * head_dim;
         for (long head = 0; head < num_rotated; head++) {
             int is_key = head >= a->num_heads;
@@ -128,7 +129,8 @@ void store_qkv(const struct storing *a, long num_tokens, int num_threads) {
         if (slot < 0) continue;
         for (long head = num_rotated; head < num_all; head++)
             for (long i = 0; i < head_dim; i += LANES)
-                store(a->kv_cache, kept + (head - a->num_heads) * record + i, head_dim - i,
-                      load(x, head * head_dim + i, head_dim - i, a->qkv_dtype), a->cache_dtype);
+                store(a->kv_cache, kept + a->to_values + (head - num_rotated) * record + i,
+                      head_dim - i, load(x, head * head_dim + i, head_dim - i, a->qkv_dtype),
+                      a->cache_dtype);
     }
 }

@@ -14,9 +14,9 @@ from tandem.launch.cli.config_commands import config_app
 from tandem.launch.cli.options import (
     CONFIG_HELP,
     cluster_session,
-    emulating,
     frontend_session,
     shares,
+    with_engine,
 )
 from tandem.launch.cli.slurm_commands import slurm_app
 from tandem.launch.run.options import LaunchOptions, ModelOptions
@@ -60,7 +60,7 @@ def common(
 
 
 @app.command(epilog=f"Example: tandem serve bundled --topology disagg-2p2d -p 8080. {CONFIG_HELP}")
-@shares(model=ModelOptions, session=emulating(frontend_session), options=LaunchOptions)
+@shares(model=ModelOptions, session=with_engine(frontend_session), options=LaunchOptions)
 def serve(
     model: ModelOptions,
     session: Session,
@@ -106,7 +106,7 @@ def frontend(session: Session) -> None:
 
 
 @app.command(epilog=f"Example: tandem worker Qwen/Qwen3-0.6B --gpu 0 {JOIN_EXAMPLE}. {CONFIG_HELP}")
-@shares(model=ModelOptions, session=emulating(cluster_session))
+@shares(model=ModelOptions, session=with_engine(cluster_session))
 def worker(
     model: ModelOptions,
     session: Session,
@@ -124,7 +124,7 @@ def worker(
 @app.command(
     epilog=f"Example: tandem prefill Qwen/Qwen3-0.6B --gpu 0 {JOIN_EXAMPLE}. {CONFIG_HELP}"
 )
-@shares(model=ModelOptions, session=emulating(cluster_session))
+@shares(model=ModelOptions, session=with_engine(cluster_session))
 def prefill(model: ModelOptions, session: Session, gpu: Gpu = None) -> None:
     """Run one prefill worker, which takes prompts from the queue and delivers their KV."""
     from tandem.launch.run.roles import run_worker_role
@@ -133,7 +133,7 @@ def prefill(model: ModelOptions, session: Session, gpu: Gpu = None) -> None:
 
 
 @app.command(epilog=f"Example: tandem decode Qwen/Qwen3-0.6B --gpu 1 {JOIN_EXAMPLE}. {CONFIG_HELP}")
-@shares(model=ModelOptions, session=emulating(cluster_session))
+@shares(model=ModelOptions, session=with_engine(cluster_session))
 def decode(model: ModelOptions, session: Session, gpu: Gpu = None) -> None:
     """Run one decode worker, which generates tokens and chooses where a prompt is prefilled."""
     from tandem.launch.run.roles import run_worker_role

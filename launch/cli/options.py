@@ -41,12 +41,16 @@ def shares(**makers: Callable[..., Any]) -> Callable[[Callable[..., T]], Callabl
     return decorate
 
 
-def emulating(session_of: Callable[..., Session]) -> Callable[..., Session]:
-    """Return `session_of` with the options of emulated devices."""
+def with_engine(session_of: Callable[..., Session]) -> Callable[..., Session]:
+    """Return `session_of` with the options of engines."""
 
     @shares(session=session_of)
     def make(
         session: Session,
+        tp: Annotated[
+            int | None,
+            typer.Option(help="Processes that compute the model together, on CPUs: 1, 2, 4 or 8."),
+        ] = None,
         emulate: Annotated[
             str | None,
             typer.Option(help="Emulate a device, as in h100/llama-3.1-8b, or a profile's file."),
@@ -56,7 +60,8 @@ def emulating(session_of: Callable[..., Session]) -> Callable[..., Session]:
             typer.Option(help="Let time run so many times slower, in all processes."),
         ] = None,
     ) -> Session:
-        """Return the session of a command that may run emulated workers."""
+        """Return the session of a command that runs engines."""
+        session.set("engine.tp", tp, "--tp")
         session.set("engine.emulate", emulate, "--emulate")
         session.set("runtime.pace", pace, "--pace")
         return session

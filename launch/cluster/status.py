@@ -274,13 +274,13 @@ def _instances_table(reports: list[InstanceReport]) -> Table:
     table = Table(box=None, pad_edge=False)
     for heading in ("role", "instance", "epoch", "model", "address", "pid", "state"):
         table.add_column(heading, overflow="fold")
-    for heading in ("running", "waiting", "kv used", "cached", "free"):
+    for heading in ("tp", "running", "waiting", "kv used", "cached", "free"):
         table.add_column(heading, justify="right")
     for report in sorted(reports, key=place_of):
         instance = report.instance
         table.add_row(
             *(row_name(report), instance.instance_id[:8], instance.epoch[:8], instance.model),
-            *(instance.address, f"{instance.pid}", report.state),
+            *(instance.address, f"{instance.pid}", report.state, _num_ranks(report.worker)),
             *_load_cells(report.worker),
         )
     return table
@@ -297,6 +297,10 @@ def place_of(report: InstanceReport) -> tuple[int, str]:
     component = report.instance.component
     known = COMPONENTS.index(component) if component in COMPONENTS else len(COMPONENTS)
     return known, component
+
+
+def _num_ranks(worker: WorkerStatus | None) -> str:
+    return "-" if worker is None else f"{worker.details.get('tp', '-')}"
 
 
 def _load_cells(worker: WorkerStatus | None) -> list[str]:

@@ -171,12 +171,14 @@ def _plan_worker(
 ) -> RolePlan:
     spec, device = placement.spec, placement.device
     origin = "launcher"
-    settings = [Setting("engine.threads", num_threads, origin)]
+    settings = []
     if device is not None and placement.num_sharing > 1:
         # each worker takes its share of the memory that one alone would take
         fraction = round(config.config.engine.kv_memory_fraction / placement.num_sharing, 3)
         settings.append(Setting("engine.kv_memory_fraction", fraction, origin))
     config = config.with_defaults([*settings, *topology.settings, *spec.settings])
+    num_threads = max(1, num_threads // config.config.engine.tp)
+    config = config.with_defaults([Setting("engine.threads", num_threads, origin)])
     # CUDA_VISIBLE_DEVICES shows the process one GPU, which is its first
     engine_device = Setting("engine.device", "cpu" if device is None else "cuda:0", origin)
     config = config.with_settings([engine_device])

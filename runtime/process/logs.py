@@ -120,6 +120,12 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
         """Do nothing: stderr has written a line when it has taken its end."""
 
 
+def log_format() -> LogFormat:
+    """Return the format in which this process logs."""
+    handlers = logging.getLogger().handlers
+    return "json" if any(isinstance(h.formatter, JsonFormatter) for h in handlers) else "text"
+
+
 def setup_logging(level: str, role: str, instance_id: str = "", format: LogFormat = "text") -> None:
     """Log to stderr from `level` ("debug" .. "error") on; replaces earlier handlers.
 

@@ -7,11 +7,9 @@ where the predictions say, whatever these are.
 
 import asyncio
 import contextlib
-import os
 import random
 import re
 import signal
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,11 +22,10 @@ from tandem.config.topology import TOPOLOGIES
 from tandem.decode.admission import MIN_GAIN
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import UnavailableError
-from tandem.runtime.local.child_process import ChildProcess
 from tandem.runtime.wire.cluster_messages import RoleChange, WorkerStatus
 from tandem.runtime.wire.messages import encode
 from tests.e2e.cluster import Cluster
-from tests.services import free_port
+from tests.e2e.serving import serving
 
 NUM_ANSWERS = 16  # that run all the time: a prompt beside them delays each
 NUM_PROMPTS = 12
@@ -112,23 +109,14 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def served(topology: str, folder: Path, emulated: str = "") -> AsyncIterator[Client]:
-    """Run `tandem serve --topology` as a user does, and wait until it is ready."""
-    port = free_port()
-    command = [sys.executable, "-P", "-m", "tandem.launch", "serve", "bundled"]
-    command += ["--topology", topology, "--port", str(port), "--run-dir", str(folder / "run")]
-    command += ["--emulate", emulated] if emulated else []
+    flags = ("--emulate", emulated) if emulated else ()
     model = Path(emulated).name if emulated else "tandem-tiny"
-    environment = os.environ | {"XDG_STATE_HOME": str(folder / "state")}
-    child = await ChildProcess.start(command, folder / "serve.log", env=environment)
-    try:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as http:
-            async with asyncio.timeout(READY_TIMEOUT_S):
-                while "ready: http" not in (folder / "serve.log").read_text():
-                    assert child.exit_code is None, child.log_tail()
-                    await asyncio.sleep(0.1)
-            yield Client(f"http://127.0.0.1:{port}", http, topology, model)
-    finally:
-        await child.stop(30.0)
+    timeout = aiohttp.ClientTimeout(total=120)
+    async with (
+        serving(topology, folder, *flags) as url,
+        aiohttp.ClientSession(timeout=timeout) as http,
+    ):
+        yield Client(url, http, topology, model)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tandem.engine.weights.weight_readers import (
     Piece,
     Read,
     StagedLane,
+    Target,
     cut,
     lane_for,
     read_pieces,
@@ -87,7 +89,7 @@ def planned(
         for tensors in files
         for name, tensor in tensors.items()
     ]
-    return {stored.name: part for stored, part in found}, cut(found, PIECE_BYTES)
+    return {stored.name: part for stored, part in found}, cut(starmap(Target, found), PIECE_BYTES)
 
 
 def fill(pieces: list[Piece], lanes: Sequence[Lane], advance: Callable[[int], object] = id) -> None:
@@ -148,7 +150,7 @@ def test_every_tensor_arrives_as_a_plain_load_has_it(
     destinations, _ = planned(store(folder, files), files, dtype)
     checkpoint = Checkpoint(folder)
     pieces = cut(
-        ((checkpoint.find(name, *part.shape), part) for name, part in destinations.items()),
+        (Target(checkpoint.find(name, *part.shape), part) for name, part in destinations.items()),
         piece_bytes,
     )
     assert all(piece.num_bytes <= piece_bytes for piece in pieces)
@@ -161,11 +163,25 @@ def test_every_tensor_arrives_as_a_plain_load_has_it(
     assert sum(advanced) == sum(t.nbytes for tensors in files for t in tensors.values())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("piece_bytes", [64, 4096])
+def test_some_columns_of_some_rows_are_read_alone(
+    tmp_path: Path, piece_bytes: int, dtype: torch.dtype
+) -> None:
+    stored = torch.randn(37, 50)
+    found = store(tmp_path, [{"a": stored}]).find("a", *stored.shape)
+    destination = torch.full((20, 9), torch.nan, dtype=dtype)
+    pieces = cut([Target(found, destination, 5 * 50 + 11, 9, 50)], piece_bytes)
+    assert sum(piece.num_bytes for piece in pieces) == 20 * 9 * 4
+    fill(pieces, [HostLane(piece_bytes)])
+    assert torch.equal(destination, stored[5:25, 11:20].to(dtype))
+
+
 def test_conversion_goes_on_beyond_what_pytorch_converts_in_one_thread(tmp_path: Path) -> None:
     stored = torch.randn(3 * weight_readers._SERIAL_ITEMS + 7).to(torch.bfloat16)
     found = store(tmp_path, [{"a": stored}]).find("a", *stored.shape)
     destination = torch.empty(stored.shape)
-    fill(cut([(found, destination)]), [HostLane()])
+    fill(cut([Target(found, destination)]), [HostLane()])
     assert torch.equal(destination, stored.float())
 
 
@@ -326,6 +342,6 @@ def test_tensors_of_any_dtype_reach_a_gpu(tmp_path: Path, dtype: torch.dtype) ->
         (checkpoint.find(name, *shape), torch.empty(shape, dtype=dtype, device=device))
         for name in files[0]
     ]
-    read_pieces(cut(found), [lane_for(device) for _ in range(3)], id)
+    read_pieces(cut(starmap(Target, found)), [lane_for(device) for _ in range(3)], id)
     for stored, part in found:
         assert torch.equal(part.cpu(), files[0][stored.name].to(dtype))

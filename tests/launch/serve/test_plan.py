@@ -40,6 +40,11 @@ def test_compute_roles_split_the_cores(num_cores: int, threads: int) -> None:
     assert plan.roles[2].variables["OMP_NUM_THREADS"] == "1"
 
 
+def test_ranks_of_a_worker_share_its_threads() -> None:
+    plan = plan_for("disagg-1p1d", num_cores=8, flags=["--engine.tp=2"])
+    assert {role.config.config.engine.threads for role in plan.roles[:2]} == {2}
+
+
 def test_threads_somebody_asked_for_stay() -> None:
     plan = plan_for("disagg-1p1d", num_cores=8, flags=["--engine.threads=3"])
     assert plan.roles[0].config.config.engine.threads == 3

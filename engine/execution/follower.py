@@ -1,0 +1,71 @@
+"""The process of a rank above 0: it computes the steps that rank 0 sends, and ends with it."""
+
+import logging
+import os
+import signal
+import socket
+import sys
+
+import msgspec
+
+from tandem.engine.config import EngineConfig
+from tandem.engine.execution.model_code import choose_model_config
+from tandem.engine.execution.model_runner import ModelRunner
+from tandem.engine.execution.resolve import resolve
+from tandem.engine.ranks.channel import Read, ReadyMessage, StartMessage, receive, send
+from tandem.engine.ranks.rank import Rank, SharedFiles
+from tandem.engine.ranks.step_message import StepMessage
+from tandem.kernels.cpu.ranks import MissingRankError
+from tandem.runtime.errors import TandemError
+from tandem.runtime.process.logs import setup_logging
+
+logger = logging.getLogger(__name__)
+
+
+def follow(channel: socket.socket) -> None:
+    """Compute steps until rank 0 closes its end of `channel`."""
+    with channel.makefile("rb") as file:
+        data = receive(file)
+        if data is None:
+            return
+        start = msgspec.msgpack.decode(data, type=StartMessage)
+        setup_logging(start.log_level, f"rank {start.rank}", format=start.log_format)
+        try:
+            runner = _build(start, channel, file)
+        except TandemError as error:
+            send(channel, msgspec.msgpack.encode(ReadyMessage(error.message)))
+            return
+        while (data := receive(file)) is not None:
+            runner.follow(msgspec.msgpack.decode(data, type=StepMessage))
+
+
+def _build(start: StartMessage, channel: socket.socket, file: Read) -> ModelRunner:
+    """Build the runner of this rank's share. Raises TandemError, before or after it is ready."""
+    config = EngineConfig.model_validate_json(start.config)
+    _, model = resolve(config, choose_model_config(config.model, config.model_impl))
+    files = SharedFiles(start.exchange_file, start.pool_file)
+
+    def ready() -> None:
+        send(channel, msgspec.msgpack.encode(ReadyMessage()))
+        if receive(file) is None:
+            raise ConnectionAbortedError("rank 0 has ended")
+
+    where = config.tp, start.rank, start.num_segments, files, start.leader_pid
+    return ModelRunner(config, rank=Rank(model, *where, ready))
+
+
+def main() -> None:
+    """Follow rank 0, over the socket whose file descriptor is the only argument."""
+    # Rank 0 ends the others once it has drained; these signals may come to all of them at once.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    with socket.socket(fileno=int(sys.argv[1])) as channel:
+        try:
+            follow(channel)
+        except (MissingRankError, ConnectionError):  # rank 0 says so, or is gone
+            logger.debug("another rank has ended", exc_info=True)
+    os._exit(0)  # at once: memory that rank 0 shares is nobody's here
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""Rank 0's view of the other ranks: their processes, their steps, and their end."""
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+
+import msgspec
+
+from tandem.engine.architecture.config import ModelConfig
+from tandem.engine.batch.batch import PackedStep
+from tandem.engine.batch.rows import BatchRows, RowChanges
+from tandem.engine.config import EngineConfig
+from tandem.engine.ranks.channel import ReadyMessage, StartMessage, receive, send
+from tandem.engine.ranks.rank import Rank, SharedFiles
+from tandem.engine.ranks.step_message import StepMessage
+from tandem.engine.step.outcome import DeviceLostError
+from tandem.kernels.cpu.ranks import MissingRankError
+from tandem.runtime.errors import ModelError
+from tandem.runtime.process.logs import log_format
+
+logger = logging.getLogger(__name__)
+
+Announce = Callable[[int], None]  # of a number of layers whose K/V is stored
+
+MODULE = "tandem.engine.execution.follower"
+# A rank that a signal has stopped may go on: a shell stops all of a job, and continues all.
+STOPPED_S = 1.0
+LOOK_S = 0.05  # between looks at a stopped one
+END_S = 5.0  # of a rank whose channel is closed
+REASON_S = 30.0  # in which a process that closed its channel has ended, and its watcher knows how
+
+
+class Followers:
+    """The processes of ranks 1 and up, which follow the steps of this one, rank 0.
+
+    When one ends or stops, all end: `listen`'s function is called on a thread of its own, and every
+    later call raises DeviceLostError. `close` ends them, and may be called more than once.
+    """
+
+    def __init__(self, config: EngineConfig, model: ModelConfig, num_segments: int) -> None:
+        self._files = SharedFiles.create(model, config.tp)
+        where = config.tp, 0, num_segments, self._files, os.getpid()
+        self.rank = Rank(model, *where, self._wait_until_ready)
+        self._num_steps = 0
+        self._lost: str | None = None  # the reason
+        self._on_lost: Callable[[DeviceLostError], None] | None = None
+        self._lock = threading.Lock()  # of the two above
+        self._is_closing = threading.Event()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._watchers: list[threading.Thread] = []
+        self._channels: list[socket.socket] = []
+        try:
+            for rank in range(1, config.tp):
+                self._start(config, rank, num_segments)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, config: EngineConfig, rank: int, num_segments: int) -> None:
+        ours, theirs = socket.socketpair()
+        self._channels.append(ours)
+        files = self._files
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
+                pass_fds=(theirs.fileno(), files.exchange, files.pool),
+                stdin=subprocess.DEVNULL,
+            )
+        self._processes.append(process)
+        start = StartMessage(
+            config.model_dump_json(),
+            rank,
+            num_segments,
+            os.getpid(),
+            files.exchange,
+            files.pool,
+            "debug" if logger.isEnabledFor(logging.DEBUG) else "error",  # rank 0 says the rest
+            log_format(),
+        )
+        with suppress(OSError):  # the process has ended, which its watcher finds
+            send(ours, msgspec.msgpack.encode(start))
+        name = f"tandem-rank-{rank}"
+        watched = rank, process, config.tp
+        watcher = threading.Thread(target=self._watch, args=watched, name=name, daemon=True)
+        watcher.start()
+        self._watchers.append(watcher)
+
+    def _wait_until_ready(self) -> None:
+        """Return once all ranks have their weights. Raises ModelError with the reason of one."""
+        for rank, channel in enumerate(self._channels, 1):
+            with channel.makefile("rb") as file:
+                data = receive(file)
+            if data is None:
+                self._watchers[rank - 1].join(REASON_S)
+                self._lose(f"rank {rank} ended before it was ready")
+                raise self._error()
+            ready = msgspec.msgpack.decode(data, type=ReadyMessage)
+            if ready.error:
+                raise ModelError(f"rank {rank}: {ready.error}")
+        for channel in self._channels:
+            with suppress(OSError):  # its watcher finds it
+                send(channel, b"")
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of ranks 1 and up."""
+        return [process.pid for process in self._processes]
+
+    @contextmanager
+    def step(
+        self,
+        step: PackedStep,
+        changes: RowChanges | None,
+        table: BatchRows,
+        announce: Announce | None,
+        boundaries: Collection[int],
+    ) -> Iterator[Announce | None]:
+        """Let all ranks compute a step, whose changes were applied here, beside the body.
+
+        Yields `announce` as the body has to call it: once all ranks have stored those layers.
+        Raises DeviceLostError, also in place of any other error of the body: ranks that stand at
+        different products can't go on.
+        """
+        self.check()
+        self._num_steps += 1
+        boundaries = () if announce is None else boundaries
+        message = StepMessage.of(self._num_steps, step, changes, table, boundaries)
+        data = msgspec.msgpack.encode(message)
+        try:
+            for channel in self._channels:
+                send(channel, data)
+            yield None if announce is None else partial(self._announce, announce)
+        except MissingRankError as error:
+            self._lose(f"rank {error.rank} did not arrive in step {self._num_steps}")
+            raise self._error() from error
+        except Exception as error:
+            self._lose(f"rank 0 failed in step {self._num_steps}: {error}")
+            raise self._error() from error
+
+    def _announce(self, announce: Announce, num_layers: int) -> None:
+        self.rank.exchange.meet()
+        announce(num_layers)
+
+    def check(self) -> None:
+        """Raise DeviceLostError when a rank has ended."""
+        if self._lost is not None:
+            raise self._error()
+
+    def _error(self) -> DeviceLostError:
+        assert self._lost is not None
+        return DeviceLostError(self._lost)
+
+    def listen(self, on_lost: Callable[[DeviceLostError], None]) -> None:
+        """Call `on_lost` once when a rank has ended: at once, where that is so already."""
+        with self._lock:
+            self._on_lost = on_lost
+            is_lost = self._lost is not None
+        if is_lost:
+            on_lost(self._error())
+
+    def close(self) -> None:
+        """End all ranks and wait for their processes; none of a step may be under way."""
+        if self._is_closing.is_set():
+            return
+        self._is_closing.set()
+        for channel in self._channels:
+            channel.close()
+        for process in self._processes:
+            try:
+                process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._processes.clear()
+        self._channels.clear()
+        self._files.close()
+
+    def _lose(self, reason: str) -> None:
+        with self._lock:
+            if self._lost is not None or self._is_closing.is_set():
+                return
+            self._lost = reason
+            on_lost = self._on_lost
+        self.rank.exchange.end()
+        for process in list(self._processes):
+            process.kill()
+        if on_lost is not None:
+            on_lost(self._error())
+
+    def _watch(self, rank: int, process: "subprocess.Popen[bytes]", num_ranks: int) -> None:
+        """Wait for the end of a rank's process, or for a signal that stops it."""
+        name, ends = f"rank {rank} of {num_ranks} (pid {process.pid})", os.WEXITED | os.WNOWAIT
+        while not self._is_closing.is_set():
+            try:
+                found = os.waitid(os.P_PID, process.pid, ends | os.WSTOPPED)
+                assert found is not None
+                if found.si_code == os.CLD_STOPPED:
+                    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+                    if self._goes_on(process.pid):
+                        continue
+            except ChildProcessError:  # taken by another thread
+                found = None
+            self._lose(f"{name} {_event(found)} in or after step {self._num_steps}")
+            return
+
+    def _goes_on(self, pid: int) -> bool:
+        """Return True when a stopped process is continued soon."""
+        deadline = time.monotonic() + STOPPED_S
+        while time.monotonic() < deadline and not self._is_closing.wait(LOOK_S):
+            if os.waitid(os.P_PID, pid, os.WCONTINUED | os.WNOHANG) is not None:
+                return True
+        return False
+
+
+def _event(found: "os.waitid_result | None") -> str:
+    if found is None:
+        return "ended"
+    if found.si_code == os.CLD_EXITED:
+        return f"ended with status {found.si_status}"
+    verb = "was stopped" if found.si_code == os.CLD_STOPPED else "was killed"
+    return f"{verb} by {signal.Signals(found.si_status).name}"

@@ -1,0 +1,107 @@
+"""The ranks of a model end together, whatever happens to one of them."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+
+import psutil
+import pytest
+
+from tandem.engine.core.engine import Engine
+from tandem.engine.execution.followers import Followers
+from tandem.engine.execution.model_runner import ModelRunner
+from tandem.engine.schedule.sequence import Sequence
+from tandem.engine.step.outcome import DeviceLostError
+from tandem.models.random_model import write_random_model
+from tandem.runtime.errors import CapacityError
+from tandem.runtime.wire.messages import SamplingParams, StopConditions
+from tests.engine.ranks.running import bits_of, config_of
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_random_model(tmp_path / "model")
+
+
+@pytest.fixture
+def runner(model: Path) -> Iterator[ModelRunner]:
+    runner = ModelRunner(config_of(model, 2))
+    yield runner
+    runner.close()
+
+
+def followers_of(runner: ModelRunner) -> Followers:
+    assert runner.followers is not None
+    return runner.followers
+
+
+def add(engine: Engine) -> None:
+    stop = StopConditions(max_tokens=2000, ignore_eos=True)
+    engine.add(Sequence("a", [3, 4, 5], 3, SamplingParams(temperature=0.0), stop))
+
+
+@pytest.mark.slow
+def test_the_other_ranks_end_with_close_and_no_signal_of_a_shell_ends_them(
+    runner: ModelRunner,
+) -> None:
+    [pid] = followers_of(runner).pids
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(pid, number)
+    before = bits_of(runner, 512)
+    os.kill(pid, signal.SIGSTOP)  # as a shell does to all of a job, and continues them
+    os.kill(pid, signal.SIGCONT)
+    assert bits_of(runner, 512)[0] == before[0]
+    runner.close()
+    runner.close()
+    assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize(
+    ("number", "is_busy"),
+    [
+        (signal.SIGSTOP, True),
+        pytest.param(signal.SIGKILL, True, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, False, marks=pytest.mark.slow),
+        pytest.param(signal.SIGSTOP, False, marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_that_ends_or_stops_is_named_and_ends_the_others(
+    runner: ModelRunner, number: signal.Signals, is_busy: bool
+) -> None:
+    followers, lost = followers_of(runner), SimpleQueue[DeviceLostError]()
+    followers.listen(lost.put)
+    engine, [pid] = Engine(runner.config, runner), followers.pids
+    add(engine)
+    engine.step()
+    os.kill(pid, number)
+    if is_busy:
+        with pytest.raises(DeviceLostError, match=f"by {number.name}"):
+            while engine.step():
+                pass
+    error = lost.get(timeout=30)
+    assert f"rank 1 of 2 (pid {pid})" in error.message and "step" in error.message
+    with pytest.raises(DeviceLostError):
+        engine.step()
+    runner.close()
+    assert not psutil.pid_exists(pid)
+    later = SimpleQueue[DeviceLostError]()
+    followers.listen(later.put)  # it is told at once
+    assert later.get(timeout=1).message == error.message
+
+
+@pytest.mark.slow
+def test_a_rank_that_cannot_start_gives_its_reason(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.engine.execution.followers.MODULE", "tandem.engine.ranks.absent")
+    with pytest.raises(DeviceLostError, match=r"rank 1 of 2.* ended with status 1"):
+        ModelRunner(config_of(model, 2))
+
+
+@pytest.mark.slow
+def test_an_error_of_one_rank_before_the_first_step_is_that_of_the_start(model: Path) -> None:
+    with pytest.raises(CapacityError, match="one sequence of 4096 tokens"):
+        ModelRunner(config_of(model, 2, num_blocks=4, max_model_len=4096))
+    assert not psutil.Process().children()

@@ -1,0 +1,70 @@
+"""A model has the same bits at every number of ranks, in its answers and in its KV pool."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.engine.execution.model_runner import ModelRunner
+from tandem.kernels.cpu.linear import is_for_c
+from tandem.models.random_model import write_random_model
+from tests.engine.ranks.running import bits_of, config_of
+from tests.engine.tiny_models import make_model
+
+SHAPE: dict[str, Any] = {"vocab_size": 333, "hidden_size": 56, "num_layers": 3, "head_dim": 16}
+
+
+def bits_at(model: Path, tp: int, **settings: object) -> tuple[str, str]:
+    runner = ModelRunner(config_of(model, tp, **settings))
+    try:
+        return bits_of(runner, runner.model_config.vocab_size)
+    finally:
+        runner.close()
+
+
+def test_two_ranks_of_a_model_of_two_kv_heads(tmp_path: Path) -> None:
+    """Of 14 query heads, a width of 76 in unequal segments, and an odd vocabulary."""
+    shape = SHAPE | {"num_heads": 14, "num_kv_heads": 2, "intermediate_size": 76}
+    model = write_random_model(tmp_path, **shape)
+    one, two = bits_at(model, 1), bits_at(model, 2)
+    assert one == two
+    # It does not follow from the products: in one chain of sums the bits are others.
+    assert bits_at(model, 1, tp_invariant=False) != one
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)  # eight processes load PyTorch, perhaps on two cores
+@pytest.mark.parametrize(
+    ("tp", "dtype"), [(2, "bfloat16"), (4, "float32"), (4, "bfloat16"), (8, "float32")]
+)
+def test_more_ranks_and_other_numbers(tmp_path: Path, tp: int, dtype: str) -> None:
+    if not is_for_c(torch.empty(2, 2, dtype=getattr(torch, dtype))):
+        pytest.skip(f"this processor multiplies {dtype} elsewhere")
+    shape = SHAPE | {"num_heads": 8, "num_kv_heads": 8, "intermediate_size": 9728}
+    model = write_random_model(tmp_path, tie_word_embeddings=False, **shape)
+    assert bits_at(model, tp, dtype=dtype, threads=1) == bits_at(model, 1, dtype=dtype)
+
+
+@pytest.mark.slow
+def test_overlapped_steps_whose_tokens_are_not_yet_known(tmp_path: Path) -> None:
+    model = write_random_model(tmp_path, **SHAPE)
+    found = {bits_at(model, tp, overlap=overlap)[0] for tp in (1, 2) for overlap in (False, True)}
+    assert len(found) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("llama", {"attention_bias": True, "mlp_bias": True}),  # biases follow the sum, once
+        ("qwen2", {}),
+        ("phi3", {}),  # packed matrices
+        ("gemma2", {"sliding_window": 20}),  # windows, caps, norms after the outputs
+    ],
+)
+def test_two_ranks_of_other_architectures(
+    tmp_path: Path, model_type: str, changes: dict[str, Any]
+) -> None:
+    make_model(tmp_path, model_type, **changes)
+    assert bits_at(tmp_path, 2) == bits_at(tmp_path, 1)

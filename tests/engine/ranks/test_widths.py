@@ -1,0 +1,78 @@
+"""A number of ranks that cannot compute a model is refused with the reason."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.engine.architecture.architectures import ARCHITECTURES
+from tandem.engine.architecture.config import ModelConfig, load_model_config
+from tandem.engine.architecture.mixture_config import MixtureConfig
+from tandem.engine.architecture.quantization import Quantization
+from tandem.engine.config import EngineConfig
+from tandem.engine.execution.resolve import resolve
+from tandem.engine.ranks.widths import check_width, num_segments
+from tandem.models.random_model import write_random_model
+from tandem.runtime.errors import ConfigError
+from tests.engine.ranks.running import config_of
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_random_model(tmp_path, num_heads=8, num_kv_heads=4)
+
+
+def resolved(model: Path, tp: int = 1, **settings: Any) -> tuple[EngineConfig, ModelConfig]:
+    return resolve(config_of(model, tp, **settings), load_model_config(model))
+
+
+@pytest.mark.parametrize(
+    ("num_kv_heads", "segments"), [(1, 1), (2, 2), (3, 1), (6, 2), (8, 8), (16, 8)]
+)
+def test_sums_have_as_many_segments_as_heads_can_be_dealt(
+    model: Path, num_kv_heads: int, segments: int
+) -> None:
+    config, found = resolved(model)
+    assert num_segments(config, replace(found, num_kv_heads=num_kv_heads)) == segments
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes", "reason"),
+    [
+        ({"tp": 8}, {}, "4 KV heads is served by 1, 2, 4 processes"),
+        ({"tp": 3}, {}, "4 KV heads is served by 1, 2, 4 processes"),
+        ({"tp": 2}, {"num_kv_heads": 1}, "1 KV heads is served by 1 process"),
+        ({"tp": 2, "device": "cuda:0"}, {}, "served on CPUs only, not on cuda:0"),
+        ({"tp": 2, "kernels": "torch"}, {}, 'needs the kernels in C, not "torch"'),
+        ({"tp": 2, "emulate": "h100/llama-3.1-8b"}, {}, "an emulated device is one"),
+        ({"tp": 2}, {"dtype": "float16"}, "set engine.dtype to float32"),
+        ({"tp": 2}, {"intermediate_size": 77}, "intermediate_size of 77"),
+        ({"tp": 2}, {"quantization": Quantization("awq")}, "AWQ"),
+        ({"tp": 2}, {"architecture": ARCHITECTURES["Olmo2ForCausalLM"]}, "over all heads at once"),
+    ],
+)
+def test_a_width_that_is_not_served_is_refused_by_name(
+    model: Path, settings: dict[str, Any], changes: dict[str, Any], reason: str
+) -> None:
+    config, found = resolved(model)
+    with pytest.raises(ConfigError, match=f"tp {settings['tp']}: ") as caught:
+        check_width(config.model_copy(update=settings), replace(found, **changes))
+    assert reason in caught.value.message and caught.value.param == "tp"
+
+
+def test_a_mixture_is_refused_by_name(model: Path) -> None:
+    config, found = resolved(model)
+    mixture = MixtureConfig.__new__(MixtureConfig)
+    with pytest.raises(ConfigError, match="mixture of experts"):
+        check_width(config.model_copy(update={"tp": 2}), replace(found, mixture=mixture))
+
+
+def test_widths_with_the_order_of_sums_of_all_share_a_form_of_kv(model: Path) -> None:
+    forms = {
+        (tp, invariant): resolved(model, tp=tp, tp_invariant=invariant)[1].kv_form
+        for tp in (1, 2, 4)
+        for invariant in (True, False)
+    }
+    assert forms[1, True] == forms[2, True] == forms[4, True]
+    assert len(set(forms.values())) == 4
