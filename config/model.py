@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, SecretStr
 from pydantic.fields import FieldInfo
 
 from tandem.config.flags import Flag
+from tandem.config.planner import PlannerConfig
 from tandem.config.sources import (
     Setting,
     from_environment,
@@ -26,7 +27,6 @@ from tandem.config.sources import (
 from tandem.decode.config import DisaggConfig
 from tandem.engine.config import EngineConfig
 from tandem.frontend.config import FrontendConfig
-from tandem.launch.planner.config import PlannerConfig
 from tandem.prefill.config import PrefillConfig
 from tandem.queue.config import QueueConfig
 from tandem.router.config import RouterConfig

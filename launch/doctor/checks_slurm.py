@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from tandem.launch.slurm.commands import controller_host, run_command
+from tandem.launch.supervise.slurm_commands import controller_host, run_command
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.local.findings import Finding, ok, warn
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from tandem.launch.planner.config import PlannerConfig
+from tandem.config.planner import PlannerConfig
 from tandem.launch.planner.demand import Demand, WorkerLoad, demand_of, moved_s
 from tandem.runtime.wire.cluster_messages import LoadReport, WorkerRole
 

@@ -9,10 +9,10 @@ from collections import defaultdict
 import msgspec
 
 from tandem.config.model import EffectiveConfig
+from tandem.config.planner import Mode
 from tandem.launch.cluster.one_worker import change_role
-from tandem.launch.planner.config import Mode
+from tandem.launch.cluster.planner_report import PlannedModel, PlannerReport, planner_prefix
 from tandem.launch.planner.planner import Change, RolePlanner
-from tandem.launch.planner.report import PlannedModel, PlannerReport, planner_prefix
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.runtime.bus.events import load_subject
 from tandem.runtime.errors import ProtocolError, ServiceError, TandemError

@@ -1,6 +1,6 @@
 """A simulated cluster whose roles a planner moves."""
 
-from tandem.launch.planner.config import PlannerConfig
+from tandem.config.planner import PlannerConfig
 from tandem.launch.planner.planner import Change, RolePlanner
 from tandem.launch.simulation.cluster import Setup, VirtualCluster
 from tandem.launch.simulation.layout import Layout

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Sequence
 
 from tandem.launch.cluster.one_worker import probe
 from tandem.launch.cluster.status import ClusterReport, read_cluster
-from tandem.launch.slurm.commands import Job, cancel, jobs_named, let_leave
 from tandem.launch.slurm.deployment import Deployment
+from tandem.launch.supervise.slurm_commands import Job, cancel, jobs_named, let_leave
 from tandem.runtime.address import new_id
 from tandem.runtime.errors import ServiceError, TandemError
 from tandem.runtime.local.child_process import log_tail

@@ -7,10 +7,10 @@ from functools import partial
 from rich.table import Table
 
 from tandem.config.model import EffectiveConfig
-from tandem.launch.slurm.commands import Job, cancel, let_leave, submit
 from tandem.launch.slurm.deployment import Deployment, write_folder
 from tandem.launch.slurm.members import POLL_S, Members
 from tandem.launch.slurm.scripts import SERVICE, WORKER, render
+from tandem.launch.supervise.slurm_commands import Job, cancel, let_leave, submit
 from tandem.runtime.errors import ConfigError, NotFoundError, ServiceError
 from tandem.runtime.local.child_process import log_tail
 from tandem.runtime.process.reporter import Reporter, wide_console

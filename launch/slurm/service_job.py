@@ -13,9 +13,9 @@ from tandem.config.sources import Setting
 from tandem.launch.run.options import LaunchOptions
 from tandem.launch.serve.plan import plan_frontend
 from tandem.launch.serve.role_process import role_process
-from tandem.launch.slurm.commands import controller_host
 from tandem.launch.slurm.deployment import ORIGIN, Deployment
 from tandem.launch.supervise.network_servers import NetworkEtcd, NetworkNats
+from tandem.launch.supervise.slurm_commands import controller_host
 from tandem.launch.supervise.supervisor import Supervisor, with_free_port
 from tandem.runtime.errors import NotFoundError, ServiceError
 from tandem.runtime.local.local_servers import LocalServer

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from tandem.launch.planner.config import PlannerConfig
+from tandem.config.planner import PlannerConfig
 from tandem.launch.planner.planner import MAX_SILENCE_S, Reading, RolePlanner
 from tandem.runtime.wire.cluster_messages import LoadReport, StepCosts, WorkerRole
 

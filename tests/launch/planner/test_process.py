@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from tandem.config.model import EffectiveConfig
+from tandem.launch.cluster.planner_report import PlannerReport, decode_report, planner_prefix
 from tandem.launch.cluster.status import read_cluster
 from tandem.launch.planner.process import PlannerProcess
-from tandem.launch.planner.report import PlannerReport, decode_report, planner_prefix
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.bus.events import load_subject
 from tandem.runtime.config import RuntimeConfig

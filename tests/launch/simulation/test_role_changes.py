@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tandem.bench.load.options import BenchOptions
+from tandem.config.planner import PlannerConfig
 from tandem.decode.config import DisaggConfig, Policy
-from tandem.launch.planner.config import PlannerConfig
 from tandem.launch.simulation.cluster import VirtualCluster
 from tandem.launch.simulation.load import PlannedLoad
 from tandem.launch.simulation.planned import PlannedCluster

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tandem.bench.unsplit.arrivals import PHASE_S, corner, of_trace
-from tandem.bench.unsplit.rates import highest_rate
-from tandem.bench.unsplit.simulated import main
+from tandem.launch.simulation.arrivals import PHASE_S, corner, of_trace
+from tandem.launch.simulation.compared import main
+from tandem.launch.simulation.rates import highest_rate
 from tandem.runtime.errors import ConfigError
 from tests.launch.simulation.setups import write_trace
 

@@ -4,8 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from tandem.launch.slurm import commands
-from tandem.launch.slurm.commands import Job, controller_host, jobs_named, run_command, submit
+from tandem.launch.supervise import slurm_commands as commands
+from tandem.launch.supervise.slurm_commands import (
+    Job,
+    controller_host,
+    jobs_named,
+    run_command,
+    submit,
+)
 from tandem.runtime.errors import ServiceError
 
 

@@ -1,6 +1,6 @@
 """Layouts of emulated devices beside the same workers unsplit, under a virtual clock.
 
-python -m tandem.bench.unsplit.simulated --emulate h100/llama-3.1-8b --workers 8 \
+python -m tandem.launch.simulation.compared --emulate h100/llama-3.1-8b --workers 8 \
     --trace conversation_trace.jsonl --output simulated.json
 """
 
@@ -22,19 +22,19 @@ from tandem.bench.load.places import share_remote
 from tandem.bench.report.console import say
 from tandem.bench.report.document import document, utc_now, write_document
 from tandem.bench.report.options import option, parse
-from tandem.bench.unsplit.arrivals import CORNERS, Arrivals, corner, of_trace
-from tandem.bench.unsplit.rates import highest_rate
 from tandem.decode.config import DisaggConfig
 from tandem.emulation.profile import load_profile
+from tandem.launch.simulation.arrivals import CORNERS, Arrivals, corner, of_trace
 from tandem.launch.simulation.cluster import Setup, VirtualCluster
 from tandem.launch.simulation.emulated import figures_of_profile, handoff_time_of
 from tandem.launch.simulation.layout import Layout, layouts_of
 from tandem.launch.simulation.load import PlannedRequest
+from tandem.launch.simulation.rates import highest_rate
 from tandem.prefill.config import PrefillConfig
 from tandem.router.config import RouterConfig
 from tandem.runtime.errors import ConfigError, TandemError
 
-MODULE = "tandem.bench.unsplit.simulated"
+MODULE = "tandem.launch.simulation.compared"
 SHARE_KEPT = 0.9  # of the requests, within both targets
 WARM_UP_SHARE = 0.15  # of a run's seconds, whose requests are not counted
 LEAST_REQUESTS = 20  # of a run
