@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tandem.config.session import Session
-from tandem.launch.cli.options import CONFIG_HELP, emulating, file_session, shares
+from tandem.launch.cli.options import CONFIG_HELP, file_session, shares, with_engine
 from tandem.launch.run.options import ModelOptions
 from tandem.runtime.wire.cluster_messages import WorkerRole
 
@@ -111,7 +111,7 @@ class Jobs:
     epilog="Example: tandem slurm up Qwen/Qwen3-8B --workers 4 -p gpu --time 24:00:00. "
     f"{CONFIG_HELP}"
 )
-@shares(model=ModelOptions, session=emulating(file_session), place=Place, jobs=Jobs)
+@shares(model=ModelOptions, session=with_engine(file_session), place=Place, jobs=Jobs)
 def up(
     model: ModelOptions,
     session: Session,

@@ -1,7 +1,7 @@
 """The figures of a simulated worker whose steps take the time of an emulated device."""
 
 from tandem.emulation.profile import Profile
-from tandem.engine.config import DECODE_STEP_TOKENS, STEP_TOKENS, EngineConfig
+from tandem.engine.config import CHUNK_TOKENS, DECODE_STEP_TOKENS, STEP_TOKENS, EngineConfig
 from tandem.engine.schedule.step_cost import longest_step_s
 from tandem.launch.simulation.worker import HandoffTime, WorkerFigures
 from tandem.runtime.wire.cluster_messages import StepCosts
@@ -21,7 +21,7 @@ def figures_of_profile(profile: Profile) -> WorkerFigures:
         prompt_s=(profile.step_s, profile.token_s, profile.position_s),
         max_step_s=longest_step_s(config, "gpu"),
         max_tokens=STEP_TOKENS["gpu"],
-        max_tokens_beside=config.prefill_chunk_tokens,
+        max_tokens_beside=CHUNK_TOKENS["gpu"],
         hidden_share=0.0 if profile.is_additive else 1.0,
     )
     num_blocks = profile.kv_tokens // BLOCK_SIZE
