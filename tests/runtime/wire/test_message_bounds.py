@@ -33,6 +33,7 @@ from tests.test_layout import ROOMS, ROOT, parsed, sources
 
 # Files and folders that decode with msgspec themselves, and from whom: no process of the cluster.
 OWN_DECODING = {
+    "engine/execution/follower": "ranks of one worker, over a pair of sockets",
     "frontend/anthropic": "a client's body",
     "frontend/bodies": "a client's body, whose parts and sizes are counted",
     "frontend/chat": "a client's body",
@@ -44,6 +45,7 @@ OWN_DECODING = {
     "grammar": "a client's grammar, and the worker's own child",
     "runtime/wire/sampling_defaults.py": "a file of a model folder",
     "launch/simulation/source.py": "a file of the person at the terminal",
+    "launch/slurm": "private files of a deployment",
     "sdk/engine/metrics.py": "the worker's own engine",
     "sdk/health/system_server.py": "an operator's body",
     "sdk/wire/token_requests.py": "the worker's own engine",
