@@ -202,7 +202,6 @@ async def test_a_network_that_fails_costs_no_answer(
             host.heal()
             host.drop(FIREWALL)
         await asyncio.sleep(AFTER_S)
-    assert record.num_remote > 0
     record.judge(f"{kind}, {FAULT_S:g} s")
     await cluster.until_serving(3)
 
@@ -216,7 +215,6 @@ async def test_a_host_that_vanishes_costs_no_answer(cluster: Cluster, load: Stre
         await eventually(cluster.has_forgotten_one, pause_s=0.2)
         print(f"gone from discovery after {time.perf_counter() - begun_s:.1f} s")
         await asyncio.sleep(AFTER_S)
-    assert record.num_remote > 0
     record.judge("a host that vanishes")
     victim.plug()
     cluster.start(victim)
