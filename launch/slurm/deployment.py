@@ -105,12 +105,16 @@ def folder_of(name: str, wanted: Path | None) -> Path:
 
 def load_deployment(name: str, wanted: Path | None) -> Deployment:
     """Read a deployment from its folder. Raise NotFoundError where there is none."""
-    folder = folder_of(name, wanted)
+    return read_deployment(folder_of(name, wanted))
+
+
+def read_deployment(folder: Path) -> Deployment:
+    """Read the deployment of a folder, with the errors of `load_deployment`."""
     try:
         data = (folder / "deployment.json").read_bytes()
     except OSError as error:
         raise NotFoundError(
-            f"no deployment {name} in {folder}: {error.strerror}; `tandem slurm up` makes one"
+            f"no deployment in {folder}: {error.strerror}; `tandem slurm up` makes one"
         ) from error
     try:
         return msgspec.json.decode(data, type=Deployment)

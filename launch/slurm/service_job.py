@@ -5,7 +5,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import uvloop
 
 from tandem.config.model import EffectiveConfig, load_config
@@ -13,11 +12,11 @@ from tandem.config.sources import Setting
 from tandem.launch.run.options import LaunchOptions
 from tandem.launch.serve.plan import plan_frontend
 from tandem.launch.serve.role_process import role_process
-from tandem.launch.slurm.deployment import ORIGIN, Deployment
+from tandem.launch.slurm.deployment import ORIGIN, Deployment, read_deployment
 from tandem.launch.supervise.network_servers import NetworkEtcd, NetworkNats
 from tandem.launch.supervise.slurm_commands import controller_host
 from tandem.launch.supervise.supervisor import Supervisor, with_free_port
-from tandem.runtime.errors import NotFoundError, ServiceError
+from tandem.runtime.errors import ServiceError
 from tandem.runtime.local.local_servers import LocalServer
 from tandem.runtime.local.private_file import write_private
 from tandem.runtime.own_address import ROUTE, address_towards, own_address
@@ -66,11 +65,7 @@ class ServiceSupervisor(Supervisor):
 
 def run_service(folder: Path) -> int:
     """Run the services of the deployment in `folder` until a signal; return the exit code."""
-    try:
-        data = (folder / "deployment.json").read_bytes()
-    except OSError as error:
-        raise NotFoundError(f"{folder} has no deployment: {error.strerror}") from error
-    deployment = msgspec.json.decode(data, type=Deployment)
+    deployment = read_deployment(folder)
     config = load_config(file=folder / "config.yaml", environment=os.environ)
     host = _host(deployment.interface)
     own = [Setting("runtime.host", host, ORIGIN), Setting("frontend.host", host, ORIGIN)]
