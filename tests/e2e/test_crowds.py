@@ -23,7 +23,8 @@ NUM_REQUESTS = 200
 # who leaves gives its streams up soon, so that they are not all over by then
 FLAGS = ("--runtime.drain_timeout_s=0.1",)
 NUM_TOKENS = 240
-NUM_SAID = 4  # chunks that a stream of a worker has before anything happens to it
+NUM_SAID = 1  # chunks of a worker's stream before anything happens; each may be many tokens
+NUM_STRIKES = 5  # on a busy machine all streams may be over before a signal is there
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0},
     {"temperature": 0, "headers": {"x-tandem-prefill": "remote"}},
@@ -232,6 +233,21 @@ async def test_while_nothing_happens_every_answer_is_whole(undisturbed: Crowd) -
 async def test_every_answer_ends_as_if_nothing_had_happened(
     cluster: Cluster, undisturbed: Crowd, number: signal.Signals
 ) -> None:
+    for _ in range(NUM_STRIKES):
+        crowd, num_moved, struck_at = await strike(cluster, number)
+        assert crowd.answers == undisturbed.answers
+        if num_moved > 0:
+            break
+    assert num_moved > 0, "every stream was over before each signal came"
+    gaps = sorted(each.gap_s(struck_at) for each in crowd.heard)
+    print(f"\n{number.name}: {num_moved:g} choices moved, longest gaps {gaps[-3:]} s")
+
+
+async def strike(cluster: Cluster, number: signal.Signals) -> tuple[Crowd, float, float]:
+    """A crowd, one of whose workers gets the signal in mid-answer; all serve again afterwards.
+
+    Returns it, the choices that moved to another worker, and the signal's `perf_counter`.
+    """
     num_before = await num_migrations(cluster)
     pids = {each.instance_id: each.pid for each in await cluster.instances()}
     names = {child.pid: name for name, child in cluster.children.items()}
@@ -245,20 +261,15 @@ async def test_every_answer_ends_as_if_nothing_had_happened(
         await asking
     finally:
         cluster.send_signal(struck, signal.SIGCONT)  # else the next test finds it standing still
-    assert crowd.answers == undisturbed.answers
     num_moved = await num_migrations(cluster) - num_before
-    assert num_moved > 0, "every stream was over before the signal came"
-    gaps = sorted(each.gap_s(struck_at) for each in crowd.heard)
-    print(f"\n{number.name}: {num_moved:g} choices moved, longest gaps {gaps[-3:]} s")
     if number != signal.SIGSTOP:
         await cluster.end(struck)
         await cluster.ready(2, 1)
-    if number == signal.SIGTERM:
         await cluster.start(struck, "decode", *FLAGS)
-    if number != signal.SIGKILL:
-        await cluster.ready(2, 2)
+    await cluster.ready(2, 2)
     await cluster.balanced()
     await until_both_answer(cluster)
+    return crowd, num_moved, struck_at
 
 
 async def until_both_answer(cluster: Cluster) -> None:
