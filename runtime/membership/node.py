@@ -32,7 +32,8 @@ class Node:
 
     `progress` returns (steps done, busy) of the process's engine, for the heartbeats. A node that
     `serves` listens on the request plane, for frames of at most `max_frame_bytes`, and, with
-    `runtime.metrics_port`, serves metrics; a frontend has an HTTP server for both.
+    `runtime.metrics_port`, serves metrics and probes, ready while it has records; a frontend has an
+    HTTP server for all of that.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Node:
 
     def _serve_metrics(self, port: int) -> Callable[[], None]:
         try:
-            bound_port, stop = serve_metrics(port, self.config.host)
+            bound_port, stop = serve_metrics(port, self.config.host, lambda: bool(self._records))
         except OSError as error:
             raise ConfigError(
                 f"runtime.metrics_port: cannot serve on {self.config.host}:{port}: {error}",

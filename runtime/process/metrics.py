@@ -1,9 +1,10 @@
-"""Prometheus metrics: each name is made once per process; served over HTTP."""
+"""Prometheus metrics: each name is made once per process; served over HTTP, beside two probes."""
 
 import logging
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from http.server import ThreadingHTTPServer
 from typing import TypeVar
 
@@ -56,24 +57,47 @@ def _named(name: str, kind: type[_M], make: Callable[[str], _M]) -> _M:
     return metric
 
 
-class _PlainText(MetricsHandler):
-    """The text format for every scraper: OpenMetrics of the client spells `vllm:` as `vllm_`."""
+class _Handler(MetricsHandler):
+    """Metrics and probes.
+
+    Every scraper gets the text format: OpenMetrics of the client spells `vllm:` as `vllm_`.
+    """
+
+    is_ready: Callable[[], bool]
 
     def do_GET(self) -> None:
-        del self.headers["Accept"]
-        super().do_GET()
+        if self.path == "/live":
+            self._answer(HTTPStatus.OK, b'{"status":"live"}')
+        elif self.path == "/health":
+            if self.is_ready():
+                self._answer(HTTPStatus.OK, b'{"status":"ready"}')
+            else:
+                self._answer(HTTPStatus.SERVICE_UNAVAILABLE, b'{"status":"notready"}')
+        else:
+            del self.headers["Accept"]
+            super().do_GET()
+
+    def _answer(self, status: HTTPStatus, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
 
 class _Server6(ThreadingHTTPServer):
     address_family = socket.AF_INET6
 
 
-def serve_metrics(port: int, host: str = "127.0.0.1") -> tuple[int, Callable[[], None]]:
-    """Serve /metrics on a thread of its own; return its port and the stop function.
+def serve_metrics(
+    port: int, host: str = "127.0.0.1", is_ready: Callable[[], bool] = lambda: True
+) -> tuple[int, Callable[[], None]]:
+    """Serve /metrics, /live and /health on a thread of its own; return its port and the stop.
 
-    Port 0 is any free port. Raise OSError.
+    /health is 503 while not `is_ready`. Port 0 is any free port. Raise OSError.
     """
-    server = (_Server6 if ":" in host else ThreadingHTTPServer)((host, port), _PlainText)
+    handler = type("Handler", (_Handler,), {"is_ready": staticmethod(is_ready)})
+    server = (_Server6 if ":" in host else ThreadingHTTPServer)((host, port), handler)
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
     thread.start()
     logger.info("metrics on http://%s:%d/metrics", host, server.server_port)
