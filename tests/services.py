@@ -15,7 +15,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from tandem.runtime.local.local_servers import etcd_binary, nats_binary
 
@@ -122,11 +122,13 @@ class MonitoredNatsServer(NatsServer):
     def command(self, store: Path) -> list[str]:
         return [*super().command(store), "-m", str(self._monitor_port)]
 
+    def monitor(self, path: str) -> Any:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._monitor_port}{path}") as response:
+            return json.load(response)
+
     def num_subscriptions(self, subject: str) -> int:
         """Of clients, on exactly this subject."""
-        url = f"http://127.0.0.1:{self._monitor_port}/connz?subs=1"
-        with urllib.request.urlopen(url) as response:
-            connections = json.load(response)["connections"]
+        connections = self.monitor("/connz?subs=1")["connections"]
         return sum(each.get("subscriptions_list", []).count(subject) for each in connections)
 
 

@@ -497,3 +497,29 @@ def test_names_that_differ_stay_different_when_escaped() -> None:
     assert len({escape(name) for name in names}) == len(names)
     assert escape("Qwen3-8B") == "Qwen3-8B"
     assert QueueNames.of("a_b", "c", "d").stream != QueueNames.of("a", "b_c", "d").stream
+
+
+async def test_an_autoscaler_reads_the_tickets_that_wait_or_are_in_progress() -> None:
+    names = QueueNames.of("test", "org/Model_1.5", DEPLOYMENT)
+
+    def lag(consumer: str) -> int:
+        """KEDA's arithmetic on NATS' monitoring port; it names account, stream and consumer."""
+        [account] = server.monitor("/jsz?acc=$G&consumers=true&config=true")["account_details"]
+        assert account["name"] == "$G"
+        [stream] = [s for s in account["stream_detail"] if s["name"] == names.stream]
+        [found] = [c for c in stream["consumer_detail"] if c["name"] == consumer]
+        return int(found["num_pending"]) + int(found["num_ack_pending"])
+
+    with MonitoredNatsServer() as server:
+        async with (
+            connected(server) as connection,
+            at_broker(connection, "org/Model_1.5") as queue,
+        ):
+            assert lag(names.consumer) == 0
+            for _ in range(3):
+                await queue.publish(job())
+            assert lag(names.consumer) == 3
+            [delivery] = await queue.receive(1, SOON_S)
+            assert lag(names.consumer) == 3
+            await delivery.ack()
+            await eventually(lambda: lag(names.consumer) == 2)
