@@ -131,6 +131,9 @@ class FrontendConfig(BaseModel):
     max_sequences: int = Field(
         256, ge=1, description="most choices of one request: its prompts times `n`"
     )
+    max_inputs: int = Field(
+        2048, ge=1, description="most texts of an embeddings request, and documents of a rerank one"
+    )
     max_top_logprobs: int = Field(
         20, ge=0, description="largest `top_logprobs` (chat) and `logprobs` (completions)"
     )

@@ -3,13 +3,16 @@
     python -m tandem.sdk.sample_engine --model-name test-model
 
 The id of each token is one more than that of the token before it. The prompt determines the
-answer, also that of an answer which another worker resumes.
+answer, also that of an answer which another worker resumes. With `--endpoint-types
+embeddings,rerank` it makes vectors of hashed pairs of tokens.
 """
 
 import argparse
 import asyncio
-from collections.abc import AsyncGenerator
+import math
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Self
 
 from tandem.sdk.engine.disaggregation import DisaggregationMode, enforce_prefill_max_tokens
@@ -22,6 +25,7 @@ from tandem.sdk.engine.types import (
     EngineConfig,
     GenerateChunk,
     GenerateRequest,
+    VectorRequest,
 )
 from tandem.sdk.engine.worker_config import WorkerConfig
 from tandem.sdk.engine_worker.run import run
@@ -32,6 +36,7 @@ VOCAB_SIZE = 2048  # of the bundled tokenizer
 FIRST_TOKEN_ID = 3  # those below are the bundled tokenizer's special tokens
 BLOCK_SIZE = 16
 NUM_BLOCKS = 4096
+DIMENSIONS = 64  # of its vectors, where a request names none
 _MAX_SLEEP_S = 0.05  # between two checks that the caller is still there
 
 
@@ -49,6 +54,17 @@ def expected_tokens(prompt: list[int], num_tokens: int) -> list[int]:
         last = next_token(last)
         token_ids.append(last)
     return token_ids
+
+
+def hashed_vector(token_ids: Sequence[int], num_dimensions: int = DIMENSIONS) -> list[float]:
+    """Return a vector of length 1: texts with the same tokens, and pairs of them, are near."""
+    vector = [0.0] * num_dimensions
+    grams = [(each,) for each in token_ids] + list(pairwise(token_ids))
+    for gram in grams:
+        place = hash(gram)  # of integers, so the same in every process
+        vector[place % num_dimensions] += 1.0 if place & 1 << 20 else -1.0
+    length = math.hypot(*vector) or 1.0
+    return [number / length for number in vector]
 
 
 @dataclass(frozen=True)
@@ -153,6 +169,17 @@ class SampleEngine(LLMEngine):
                 if options.mode is DisaggregationMode.PREFILL:
                     chunk["disaggregated_params"] = {"first_token": token_id}
             yield chunk
+
+    async def embed(self, request: VectorRequest, context: Context) -> list[list[float]]:
+        num_dimensions = request.get("dimensions") or DIMENSIONS
+        return [hashed_vector(each, num_dimensions) for each in request["token_ids"]]
+
+    async def score(self, request: VectorRequest, context: Context) -> list[float]:
+        scores = []
+        for pair, start in zip(request["token_ids"], request["second_starts"], strict=True):
+            query, document = hashed_vector(pair[:start]), hashed_vector(pair[start:])
+            scores.append(sum(map(math.prod, zip(query, document, strict=True))))
+        return scores
 
     async def is_quiescent(self) -> bool | None:
         return self._num_running == 0

@@ -4,6 +4,7 @@ Loaded only where vLLM is installed.
 """
 
 import asyncio
+import functools
 import logging
 import multiprocessing
 import os
@@ -11,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from tandem.runtime.address import new_id
 from tandem.runtime.context import RequestContext
@@ -23,7 +24,7 @@ from tandem.runtime.wire.messages import encode, unpack_tokens
 from tandem.sdk.engine.health_check import build_health_check_payload
 from tandem.sdk.engine.llm_engine import LLMEngine
 from tandem.sdk.engine.metrics import EngineMetrics, SnapshotPublisher, register_global_registry
-from tandem.sdk.engine.types import EngineConfig, GenerateChunk, GenerateRequest
+from tandem.sdk.engine.types import EngineConfig, GenerateChunk, GenerateRequest, VectorRequest
 from tandem.sdk.engine.worker_config import WorkerConfig
 from tandem.sdk.exceptions import (
     DynamoException,
@@ -36,6 +37,7 @@ from tandem.sdk.exceptions import (
 from tandem.sdk.kv.sources import KvEventSource, ZmqSource
 from tandem.sdk.worker import telemetry
 from tandem.sdk.worker.context import Context
+from tandem.vllm.pooling import endpoint_types, num_labels, pooled, type_fields, vector_probe
 from tandem.vllm.sampling import cancelled, chunk_of, grammar_fields, sampling_fields
 from tandem.vllm.scheduler_side import PLACE, REPORT, TICKET
 from tandem.vllm.settings import PROMPTS, connector_config
@@ -45,7 +47,7 @@ from tandem.vllm.versions import check_version
 VLLM_VERSION = check_version()
 os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # as Tandem's own log
 
-from vllm import AsyncEngineArgs, SamplingParams, TokensPrompt  # noqa: E402
+from vllm import AsyncEngineArgs, PoolingParams, SamplingParams, TokensPrompt  # noqa: E402
 from vllm.config import KVEventsConfig, KVTransferConfig, VllmConfig  # noqa: E402
 from vllm.exceptions import GracefulHTTPError, VLLMClientError  # noqa: E402
 from vllm.lora.request import LoRARequest  # noqa: E402
@@ -72,6 +74,7 @@ class VllmEngine(LLMEngine):
         self._llm: AsyncLLM | None = None
         self._stack = AsyncExitStack()  # closed after vLLM's end
         self._load = LoadLogger()
+        self._types: list[str] = []  # of endpoints, that the loaded model serves
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[Self, WorkerConfig]:
@@ -94,6 +97,9 @@ class VllmEngine(LLMEngine):
         config: VllmConfig = llm.vllm_config
         cache, scheduler = config.cache_config, config.scheduler_config
         names = self._arguments.served_model_name
+        self._types = endpoint_types(
+            await llm.get_supported_tasks(), num_labels(config.model_config.hf_config)
+        )
         return EngineConfig(
             model=self._arguments.model,
             served_model_name=names[0],
@@ -105,6 +111,7 @@ class VllmEngine(LLMEngine):
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
             runtime_data={"engine": f"vllm {VLLM_VERSION}"},
             supports_grammar=True,
+            endpoint_types=",".join(self._types),
         )
 
     async def _serve_prompts(self) -> None:
@@ -175,7 +182,10 @@ class VllmEngine(LLMEngine):
         tokens = _tokens(prompt, (request.get("extra_args") or {}).get("cache_salt"))
         trace = telemetry.engine_trace_kwargs(context)
         name, reports = context.id(), self._load.reports
-        adapter, transfer = self._adapter(request), self._transfer_params(request, name)
+        adapter, transfer = (
+            self._adapter(request.get("model")),
+            self._transfer_params(request, name),
+        )
         try:
             sampling = _sampling(request, transfer)
             outputs = llm.generate(tokens, sampling, name, lora_request=adapter, **trace)
@@ -197,12 +207,36 @@ class VllmEngine(LLMEngine):
         finally:
             reports.pop(name, None)
 
-    def _adapter(self, request: GenerateRequest) -> LoRARequest | None:
+    async def embed(self, request: VectorRequest, context: Context) -> list[list[float]]:
+        params = PoolingParams(task="embed", dimensions=request.get("dimensions"))
+        return await self._pooled(request, [params] * len(request["token_ids"]), context)
+
+    async def score(self, request: VectorRequest, context: Context) -> list[float]:
+        config = self._running().vllm_config.model_config.hf_config
+        params = [
+            PoolingParams(task="classify", extra_kwargs=each)
+            for each in type_fields(config, request["second_starts"])
+        ]
+        return [vector[0] for vector in await self._pooled(request, params, context)]
+
+    async def _pooled(
+        self, request: VectorRequest, params: list[PoolingParams], context: Context
+    ) -> list[list[float]]:
+        """Return vLLM's vector of each input."""
+        how: dict[str, Any] = telemetry.engine_trace_kwargs(context)
+        how["lora_request"] = self._adapter(request.get("model"))
+        encode_one = functools.partial(self._running().encode, **how)
+        prompts = [_tokens(each, None) for each in request["token_ids"]]
+        try:
+            return await pooled(encode_one, prompts, params, context.id())
+        except ExceptionGroup as errors:
+            raise _translated(errors.exceptions[0], request) from errors
+
+    def _adapter(self, name: str | None) -> LoRARequest | None:
         """Return the adapter of a request's model; None for the model itself.
 
         Raise InvalidArgument for an adapter that only other workers have.
         """
-        name = request.get("model")
         if name is None or name in self._arguments.served_model_name:
             return None
         if name not in self._adapters:
@@ -253,7 +287,8 @@ class VllmEngine(LLMEngine):
         register_global_registry(metrics, engine_prefix="vllm:")
 
     async def health_check_payload(self) -> dict[str, Any] | None:
-        return build_health_check_payload(0)
+        extras = {} if "chat" in self._types else vector_probe(self._types)
+        return build_health_check_payload(0, extras=extras)
 
 
 async def _give_up(starting: asyncio.Task[AsyncLLM]) -> None:
@@ -282,7 +317,7 @@ def _sampling(request: GenerateRequest, transfer: dict[str, str] | None) -> Samp
     )
 
 
-def _translated(error: Exception, request: GenerateRequest) -> Exception:
+def _translated(error: Exception, request: GenerateRequest | VectorRequest) -> Exception:
     """Return the kit's error for one of vLLM's."""
     if isinstance(error, DynamoException):
         return error
@@ -290,7 +325,8 @@ def _translated(error: Exception, request: GenerateRequest) -> Exception:
         return StreamIncomplete("vLLM's engine has died")
     if isinstance(error, VLLMClientError | ValueError):
         # vLLM names no parameter in its errors about grammars
-        has_grammar = (request.get("sampling_options") or {}).get("grammar") is not None
+        sampling = cast(dict[str, Any], request.get("sampling_options") or {})
+        has_grammar = sampling.get("grammar") is not None
         param = getattr(error, "parameter", None) or ("grammar" if has_grammar else "request")
         return InvalidArgument(f"vLLM refuses the request: {error}", param=param)
     if isinstance(error, GracefulHTTPError):

@@ -23,8 +23,7 @@ _SMALL_BYTES = 4096  # of a prompt, whose objects take less than a millisecond
 
 Fields = dict[str, msgspec.Raw]
 PROMPT_FORMS = (
-    "`prompt` must be a string, a list of strings, a list of token ids or a list of lists of "
-    "token ids"
+    "`{}` must be a string, a list of strings, a list of token ids or a list of lists of token ids"
 )
 _BOM = b"\xef\xbb\xbf"
 _NO_NUMBER = re.compile(rb'"([^"\\]{1,64})"\s*:[\s\[]*-?(NaN|Infinity)')
@@ -133,7 +132,7 @@ def check_lists(fields: Fields, max_prompts: int, longest_context: int) -> None:
     if messages is not None and not is_null(messages):
         _check_messages(messages)
     if prompt is not None and not is_null(prompt):
-        _check_prompt(prompt, max_prompts, longest_context)
+        check_prompts(prompt, max_prompts, longest_context)
 
 
 def check_size(name: str, value: msgspec.Raw) -> None:
@@ -169,35 +168,39 @@ def list_of_tools(raw: msgspec.Raw, where: str) -> list[msgspec.Raw]:
     return raws
 
 
-def _check_prompt(raw: msgspec.Raw, max_prompts: int, longest_context: int) -> None:
+def check_prompts(
+    raw: msgspec.Raw, max_prompts: int, longest_context: int, name: str = "prompt"
+) -> None:
+    """Raise InvalidRequestError naming the field of texts, or of tokens, that has too many."""
     if begins(raw, b'"'):
         return
     if len(raw) > _SMALL_BYTES:
-        _check_num_items(bytes(raw), max_prompts, longest_context)
+        _check_num_items(bytes(raw), max_prompts, longest_context, name)
     try:
         prompts = _decode_prompts(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(PROMPT_FORMS, param="prompt") from error
+        raise InvalidRequestError(PROMPT_FORMS.format(name), param=name) from error
     if len(raw) > _SMALL_BYTES:
         longest = max((len(each) for each in prompts if isinstance(each, list)), default=0)
-        _check_num_tokens(longest, longest_context)
+        _check_num_tokens(longest, longest_context, name)
 
 
-def _check_num_items(raw: bytes, max_prompts: int, longest_context: int) -> None:
+def _check_num_items(raw: bytes, max_prompts: int, longest_context: int, name: str) -> None:
     """Count the prompts, or the tokens of the only one, before any object is made of them."""
     most_items = raw.count(b",") + 1
     has_texts, num_lists = b'"' in raw, raw.count(b"[") - 1
     num_prompts = len(_decode_list(raw)) if has_texts and most_items > max_prompts else num_lists
     if num_prompts > max_prompts:
-        raise invalid_field("prompt", f"asks for {num_prompts} choices, the most is {max_prompts}")
+        asked = "asks for {} choices" if name == "prompt" else "has {} entries"
+        raise invalid_field(name, f"{asked.format(num_prompts)}, the most is {max_prompts}")
     if not has_texts:
-        _check_num_tokens(most_items, MAX_PROMPT_TOKENS if num_lists > 0 else longest_context)
+        _check_num_tokens(most_items, MAX_PROMPT_TOKENS if num_lists > 0 else longest_context, name)
 
 
-def _check_num_tokens(num_tokens: int, most: int) -> None:
+def _check_num_tokens(num_tokens: int, most: int, name: str) -> None:
     if num_tokens > most:
         raise ContextLengthError(
-            f"`prompt` has {num_tokens} tokens, the most is {most}", param="prompt"
+            f"`{name}` has {num_tokens} tokens, the most is {most}", param=name
         )
 
 

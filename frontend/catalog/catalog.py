@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from tandem.frontend.bodies.outline import MAX_PROMPT_TOKENS
 from tandem.frontend.catalog.lost_workers import LostWorkers
@@ -16,7 +17,6 @@ from tandem.frontend.catalog.variants import (
     narrowest,
     variant_in_force,
 )
-from tandem.frontend.chat.text_body import Route
 from tandem.frontend.tokens.tokenizer import ModelText
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.errors import (
@@ -32,7 +32,13 @@ from tandem.runtime.wire.cluster_messages import Instance, ModelCard
 
 logger = logging.getLogger(__name__)
 
-_PATHS: dict[str, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+ModelRoute = Literal["chat", "completions", "embeddings", "rerank"]
+_PATHS: dict[str, str] = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "embeddings": "/v1/embeddings",
+    "rerank": "/v1/rerank",
+}
 _FIRST_LOAD_S = 5.0
 
 
@@ -43,7 +49,7 @@ class ServedModel:
     card: ModelCard
     instances: dict[str, Instance]  # by instance id
 
-    def check_route(self, route: Route) -> None:
+    def check_route(self, route: ModelRoute) -> None:
         """Raise InvalidRequestError if the model is not served on this route."""
         if route in self.card.model_types:
             return

@@ -164,7 +164,7 @@ class CompletionRequest(RequestBody, frozen=True, kw_only=True):
         is_texts = all(type(prompt) is str for prompt in self.prompt)
         is_ids = all(type(p) is list and _are_token_ids(p) for p in self.prompt)
         if not is_texts and not is_ids:
-            raise InvalidRequestError(PROMPT_FORMS, param="prompt")
+            raise InvalidRequestError(PROMPT_FORMS.format("prompt"), param="prompt")
         return self.prompt
 
     def check(self, config: FrontendConfig, ignored: Ignored) -> None:

@@ -173,12 +173,13 @@ async def generate(answer: Answer, sink: Sink, exchange: Exchange, deps: Fronten
         if len(works) == 1:
             await works[0]
         else:
-            await _all_of(works, answer.plan.context)
+            await all_of(works, answer.plan.context)
     except InvalidRequestError as error:
         raise answer.plan.format.translated(error) from error
 
 
-async def _all_of(works: list[Work], context: RequestContext) -> None:
+async def all_of(works: list[Work], context: RequestContext) -> None:
+    """Do the parts of a request beside one another. The first error cancels the others."""
     errors: list[BaseException] = []
 
     async def beside_others(work: Work) -> None:
@@ -186,7 +187,7 @@ async def _all_of(works: list[Work], context: RequestContext) -> None:
             await work
         except BaseException as error:
             errors.append(error)
-            context.cancel("another choice of this request failed")
+            context.cancel("another part of this request failed")
 
     await asyncio.gather(*map(beside_others, works))
     if errors:

@@ -18,7 +18,7 @@ from tandem.runtime.wire.messages import StopConditions
 T = TypeVar("T")
 
 # Less than this takes less time than a thread takes to answer.
-_INLINE_CHARACTERS = 4096
+INLINE_CHARACTERS = 4096
 _INLINE_TOKENS = 1024
 _INLINE_RENDER_S = 0.01
 _RENDER_S = 2.0  # of CPU time; an honest template takes milliseconds
@@ -52,7 +52,7 @@ class PromptMaker:
             return [await self._chat_prompt(body, model, clamps)]
         given = body.prompts(self.config)
         num_characters = sum([len(each) for each in given if type(each) is str])
-        is_short = num_characters <= _INLINE_CHARACTERS
+        is_short = num_characters <= INLINE_CHARACTERS
         return [
             await self._completion_prompt(each, body, model, is_short, clamps) for each in given
         ]
@@ -60,8 +60,8 @@ class PromptMaker:
     async def chat_tokens(self, body: ChatRequest, model: TokenModel) -> list[int]:
         """Return the tokens of a chat's prompt. Raises InvalidRequestError."""
         text = await self._render(body, model)
-        _check_characters(text, model, "messages")
-        is_short = len(text) <= _INLINE_CHARACTERS
+        check_characters(text, model, "messages")
+        is_short = len(text) <= INLINE_CHARACTERS
         is_chat = not body.add_special_tokens  # its template has them
         token_ids = await self._encode(text, model, is_short, is_chat=is_chat, param="messages")
         token_ids = truncated(token_ids, body, model)
@@ -71,8 +71,8 @@ class PromptMaker:
 
     async def text_tokens(self, text: str, model: TokenModel, *, with_special: bool) -> list[int]:
         """Return the tokens of a text. Raises InvalidRequestError."""
-        _check_characters(text, model, "prompt")
-        is_short = len(text) <= _INLINE_CHARACTERS
+        check_characters(text, model, "prompt")
+        is_short = len(text) <= INLINE_CHARACTERS
         return await self._encode(text, model, is_short, is_chat=not with_special)
 
     async def text_of(self, token_ids: list[int], model: TokenModel) -> str:
@@ -82,11 +82,11 @@ class PromptMaker:
         """
         check_token_ids(token_ids, model, "tokens")
         check_num_tokens(len(token_ids), model.card.context_length)
-        return await _in_thread(model, lambda: model.text.decode(token_ids))
+        return await in_thread(model, lambda: model.text.decode(token_ids))
 
     async def token_strings(self, token_ids: list[int], model: TokenModel) -> list[str]:
         """Return the entries of tokens in the vocabulary."""
-        return await _in_thread(model, lambda: model.text.token_strings(token_ids))
+        return await in_thread(model, lambda: model.text.token_strings(token_ids))
 
     async def _chat_prompt(self, body: ChatRequest, model: TokenModel, clamps: bool) -> Prompt:
         token_ids = await self.chat_tokens(body, model)
@@ -111,12 +111,12 @@ class PromptMaker:
             )
 
         num_characters = sum(map(_num_characters, messages))
-        if num_characters <= _INLINE_CHARACTERS:
+        if num_characters <= INLINE_CHARACTERS:
             try:
                 return render(_INLINE_RENDER_S)
             except TemplateTimeError:
                 pass
-        return await _in_thread(model, lambda: render(_RENDER_S))
+        return await in_thread(model, lambda: render(_RENDER_S))
 
     async def _completion_prompt(
         self,
@@ -132,7 +132,7 @@ class PromptMaker:
             stop = stop_conditions(body, model, len(prompt), clamps=clamps)
             echo = await self._echo(prompt, model) if body.echo else ""
             return Prompt(prompt, echo, stop, body.echoes_logprobs)
-        _check_characters(prompt, model, "prompt")
+        check_characters(prompt, model, "prompt")
         is_bare = body.add_special_tokens is False
         token_ids = await self._encode(prompt, model, is_short, is_chat=is_bare)
         if not token_ids and model.text.start_token_id is not None:
@@ -149,7 +149,7 @@ class PromptMaker:
         decode = model.text.detokenizers.decode
         if len(token_ids) <= _INLINE_TOKENS:
             return decode(token_ids)
-        return await _in_thread(model, lambda: decode(token_ids))
+        return await in_thread(model, lambda: decode(token_ids))
 
     async def _encode(
         self,
@@ -163,7 +163,7 @@ class PromptMaker:
         def encode() -> list[int]:
             return model.text.encode(text, is_chat=is_chat, param=param)
 
-        return encode() if is_short and model.text.is_quick else await _in_thread(model, encode)
+        return encode() if is_short and model.text.is_quick else await in_thread(model, encode)
 
 
 def _check_arguments(body: ChatRequest) -> None:
@@ -186,7 +186,7 @@ def _num_characters(message: TemplateMessage) -> int:
     return len(message["content"]) + sum(len(call["function"]["arguments"]) for call in calls)
 
 
-def _check_characters(text: str, model: TokenModel, param: str) -> None:
+def check_characters(text: str, model: TokenModel, param: str) -> None:
     """Raise ContextLengthError for a text that cannot fit, however few tokens it has."""
     if len(text) > model.max_characters:
         raise ContextLengthError(
@@ -262,7 +262,7 @@ def check_token_ids(token_ids: list[int] | dict[int, float], model: TokenModel, 
         )
 
 
-async def _in_thread(model: TokenModel, work: Callable[[], T]) -> T:
+async def in_thread(model: TokenModel, work: Callable[[], T]) -> T:
     """Return the result of `work`. Raises OverloadedError when no thread gets it done."""
     loop = asyncio.get_running_loop()
     try:

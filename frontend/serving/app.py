@@ -40,6 +40,7 @@ from tandem.frontend.telemetry.request_log import (
 )
 from tandem.frontend.telemetry.trace import begin_span, end_span
 from tandem.frontend.ui.pages import Pages
+from tandem.frontend.vectors.api import EmbeddingsApi, RerankApi
 from tandem.runtime.address import new_id
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import CancelledRequestError, TandemError, UnavailableError
@@ -51,6 +52,7 @@ _TRACE_HEADERS = {b"traceparent": "traceparent", b"tracestate": "tracestate"}
 _MAX_TRACE_CHARACTERS = 512
 _FIRST_SERVER_ERROR = 500  # of the statuses
 _READING = ("GET", "HEAD")  # methods that no limit counts
+_RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")  # of Jina, Cohere, and both at vLLM
 _PAGE = "/ui/"  # its files are named relative to its address
 
 
@@ -122,6 +124,8 @@ class RequestHandler:
             "/tokenize": TokenizeApi(generations),
             "/detokenize": DetokenizeApi(generations),
             "/v1/messages": MessagesApi(generations),
+            "/v1/embeddings": EmbeddingsApi(generations, deps),
+            **dict.fromkeys(_RERANK_PATHS, RerankApi(generations, deps)),
             "/v1/messages/count_tokens": CountTokensApi(generations),
         }
         self._bodies = Room(config.max_open_body_bytes, config.max_body_bytes)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from tandem.frontend.bodies.ignored import Ignored
-from tandem.frontend.catalog.catalog import ServedModel
+from tandem.frontend.catalog.catalog import ModelRoute, ServedModel
 from tandem.frontend.chat.requests import Body, ChatRequest, CompletionRequest, parse
 from tandem.frontend.chat.text_body import Route, TextBody, model_named_in
 from tandem.frontend.config import FrontendConfig
@@ -97,7 +97,7 @@ class Generations:
             comments.cancel()
             await asyncio.gather(comments, return_exceptions=True)
 
-    def model(self, name: str, route: Route, call: Call) -> ServedModel:
+    def model(self, name: str, route: ModelRoute, call: Call) -> ServedModel:
         """Return the model, which is served on this route. Counts the request for the model."""
         model = self._deps.catalog.get(name)
         call.record.model = name

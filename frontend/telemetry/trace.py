@@ -12,6 +12,7 @@ _OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/responses": "chat",
     "/v1/messages": "chat",
+    "/v1/embeddings": "embeddings",
 }
 
 

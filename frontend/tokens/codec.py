@@ -7,6 +7,7 @@ frontend waits, unless it is of the batch forms, which release it. So each call 
 |---|---|---|---|
 | `encode` | a text of up to `SHORT_CHARACTERS`, if the tokenizer `is_quick` | 2 ms | `encode` |
 | `encode` | any other text, up to `frontend.max_body_bytes` | | `encode_batch_fast`, in a thread |
+| `encode_pair` | two texts | | `encode_batch_fast`, in a thread |
 | `decode` | up to `SHORT_TOKENS`, as one step or a window has | 0.3 ms | `decode` |
 | `decode` | any other tokens, up to the model's context | | `decode_batch`, in a thread |
 | `id_to_token` | one token, of an answer or a prompt that fits | 1 µs | as it is |
@@ -60,6 +61,24 @@ class Codec:
             ) from error
         ids: list[int] = encoding.ids
         return ids
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
+        """Return the token ids of a pair of texts, and the place where the second begins.
+
+        Other threads run meanwhile. Raises InvalidRequestError for texts that the tokenizer cannot
+        take.
+        """
+        try:
+            [encoding] = self._tokenizer.encode_batch_fast([(first, second)])
+        except BaseException as error:
+            raise InvalidRequestError(
+                f"the model's tokenizer fails on this text: {fault_of(error)}", param="documents"
+            ) from error
+        ids: list[int] = encoding.ids
+        for origins in (encoding.type_ids, encoding.sequence_ids):
+            if 1 in origins:
+                return ids, origins.index(1)
+        return ids, len(ids)
 
     def decode(self, token_ids: list[int], *, skips_special: bool) -> str:
         """Return the text of tokens. Other threads run while many are decoded."""

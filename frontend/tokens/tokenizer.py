@@ -94,6 +94,13 @@ class ModelText:
         """
         return self._tokenizer.encode(text, adds_special=not is_chat, param=param)
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
+        """Return the token ids of a pair of texts, as the model's tokenizer joins them.
+
+        The second value is the place of the second text's first token, or the number of tokens.
+        """
+        return self._tokenizer.encode_pair(first, second)
+
     def decode(self, token_ids: list[int]) -> str:
         """Return the text of tokens, special tokens included."""
         return self._tokenizer.decode(token_ids, skips_special=False)

@@ -36,6 +36,9 @@ PrefillPlace = Literal["local", "remote"]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 GrammarKind = Literal["json_schema", "regex", "lark", "gbnf", "structural_tag"]
 TargetMs = Annotated[float, Meta(gt=0, le=3_600_000)]
+VectorKind = Literal["embeddings", "rerank"]
+MAX_INPUTS = 64  # of one VectorRequest
+MAX_DIMENSIONS = 2**16
 MAX_ROUTED = 16  # decode workers that a request names, of those compared the cheapest
 _Column = Annotated[list[Real], Meta(max_length=MAX_ROUTED)]
 
@@ -178,6 +181,20 @@ class TextRequest(Message, frozen=True):
     deadline_ms: Count
 
 
+class VectorRequest(Message, frozen=True):
+    """Texts to make vectors of, or pairs of texts to score. The answer is one `Vectors`."""
+
+    request_id: Name
+    model: Name
+    kind: VectorKind
+    inputs: Annotated[list[Payload], Meta(min_length=1, max_length=MAX_INPUTS)]  # token ids of each
+    deadline_ms: Count
+    dimensions: Annotated[int, Meta(ge=1, le=MAX_DIMENSIONS)] | None = None  # None: the model's
+    # Of each pair, the place of its second text's first token, or the number of tokens.
+    second_starts: Annotated[list[Count], Meta(max_length=MAX_INPUTS)] = []
+    caller: Annotated[str, Meta(max_length=64)] = ""  # as in GenerateRequest
+
+
 # ---- to a worker of the kit, from anyone ------------------------------------------------------
 
 
@@ -201,6 +218,12 @@ class TokenDelta(Message, frozen=True, array_like=True, tag=False):
     stop_token_id: TokenId | None = None  # the token that ended it, which is not in token_ids
     timeline_ms: Table[Amount] | None = None  # the whole request's, on its terminal delta
     prompt_logprobs: PromptLogprobs | None = None  # on the first delta only
+
+
+class Vectors(Message, frozen=True):
+    """A vector per input, in their order, as little-endian float32. A score is a vector of one."""
+
+    vectors: Annotated[list[Payload], Meta(max_length=MAX_INPUTS)]
 
 
 class ModelFiles(Message, frozen=True):

@@ -4,8 +4,14 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Self
 
+from tandem.runtime.errors import InvalidRequestError
 from tandem.sdk.engine.metrics import EngineMetrics, SnapshotPublisher
-from tandem.sdk.engine.types import EngineConfig, GenerateChunk, GenerateRequest
+from tandem.sdk.engine.types import (
+    EngineConfig,
+    GenerateChunk,
+    GenerateRequest,
+    VectorRequest,
+)
 from tandem.sdk.engine.worker_config import WorkerConfig
 from tandem.sdk.kv.sources import KvEventSource
 from tandem.sdk.worker.context import Context
@@ -44,6 +50,20 @@ class LLMEngine(ABC):
         `tandem.sdk.exceptions` reach the caller as they are, others as Unknown. After GeneratorExit
         and StreamIncomplete another worker resumes the answer.
         """
+
+    async def embed(self, request: VectorRequest, context: Context) -> Sequence[Sequence[float]]:
+        """Return the vector of each text of `request["token_ids"]`, in their order.
+
+        For the endpoint type `embeddings`. Cancelled when its caller leaves.
+        """
+        raise InvalidRequestError("this engine makes no embeddings", param="model")
+
+    async def score(self, request: VectorRequest, context: Context) -> Sequence[float]:
+        """Return the score of each pair of `request["token_ids"]`; the higher, the more relevant.
+
+        For the endpoint type `rerank`. Cancelled when its caller leaves.
+        """
+        raise InvalidRequestError("this engine scores no pairs", param="model")
 
     async def abort(self, context: Context) -> None:
         """Give up request `context.id()`. Called once when its caller cancels or leaves.

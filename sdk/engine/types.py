@@ -1,7 +1,7 @@
 """The requests, chunks and configs of engines."""
 
 from dataclasses import dataclass, field
-from typing import Any, Required, TypedDict
+from typing import Any, Literal, Required, TypedDict
 
 from tandem.runtime.wire.bounds import Amount, Count
 from tandem.runtime.wire.cluster_messages import StepCosts
@@ -45,6 +45,21 @@ class GenerateRequest(TypedDict, total=False):
     messages: list[dict[str, Any]]
     prompt: str
     body_fields: dict[str, Any]  # text engines: those of `EngineConfig.text_fields`, as sent
+
+
+class VectorRequest(TypedDict, total=False):
+    """Texts to make vectors of (`embed`), or pairs of texts to score (`score`).
+
+    `token_ids` has the tokens of each, with the special tokens of the model's tokenizer.
+    """
+
+    token_ids: Required[list[list[int]]]
+    kind: Required[Literal["embeddings", "rerank"]]
+    model: str
+    request_id: str
+    dimensions: int | None  # of the vectors; None: the model's
+    # Of each pair, the place of its second text's first token: of type 1, where a model has types
+    second_starts: list[int]
 
 
 class GenerateChunk(TypedDict, total=False):
@@ -107,6 +122,7 @@ class EngineConfig:
     model_aliases: list[str] = field(default_factory=list)
     text_fields: list[str] = field(default_factory=list)  # of bodies, that a text engine reads
     supports_grammar: bool = False  # of `sampling_options["grammar"]`
+    endpoint_types: str | None = None  # instead of the worker's, where only the model tells
 
     def card_data(self) -> dict[str, Any]:
         """Return the `user_data` of the model card, for custom routers."""

@@ -33,7 +33,7 @@ class WorkerConfig:
     model_name: str = ""  # a folder, a hub id, or the name of the model
     served_model_name: str | None = None  # None: the engine's, else model_name
     model_input: ModelInput = ModelInput.Tokens
-    endpoint_types: str = "chat,completions"  # one of these, or both
+    endpoint_types: str = "chat,completions"  # and embeddings, rerank; an engine may say its own
     _: KW_ONLY
     custom_jinja_template: str | None = None  # a file with the chat template
     enable_kv_routing: bool = True  # False: no KV events and no load reports leave this worker
@@ -54,9 +54,12 @@ class WorkerConfig:
         is_apart = self.disaggregation_mode is not DisaggregationMode.AGGREGATED
         if is_apart and self.model_input is ModelInput.Text:
             raise refused("model_input", "text engines compute prompts and answers together")
-        types = [each.strip() for each in self.endpoint_types.split(",")]
-        if not types or not set(types) <= {"chat", "completions"}:
-            raise refused("endpoint_types", f"{self.endpoint_types!r} is not chat,completions")
+        types = {each.strip() for each in self.endpoint_types.split(",")}
+        if not types <= {"chat", "completions", "embeddings", "rerank"}:
+            reason = f"{self.endpoint_types!r}: known are chat, completions, embeddings and rerank"
+            raise refused("endpoint_types", reason)
+        if self.model_input is ModelInput.Text and types & {"embeddings", "rerank"}:
+            raise refused("endpoint_types", "embeddings and rerank are for engines of tokens")
         self.answer_rules()
 
     def answer_rules(self) -> AnswerRules:

@@ -10,7 +10,7 @@ from typing import Any, cast
 from tandem.runtime.errors import InternalError, InvalidRequestError
 from tandem.sdk.engine.health_check import is_probe
 from tandem.sdk.engine.llm_engine import LLMEngine
-from tandem.sdk.engine.types import GenerateChunk, GenerateRequest
+from tandem.sdk.engine.types import GenerateChunk, GenerateRequest, VectorRequest
 from tandem.sdk.engine_worker.prefill_stage import PrefillStage
 from tandem.sdk.engine_worker.ranks import Ranks
 from tandem.sdk.worker.context import Context
@@ -33,6 +33,12 @@ class EngineHandler:
         self.ranks: Ranks | None = None  # set for engines of several data-parallel ranks
         self.num_running = 0
         self.num_answered = 0  # up to a finish reason
+
+    def serve(self, request: Any, context: Context) -> AsyncGenerator[Any, None]:
+        """Return the answer to a request of any kind."""
+        if isinstance(request, dict) and "kind" in request:
+            return self._vectors(cast(VectorRequest, request), context)
+        return self.answer(request, context)
 
     async def answer(
         self, request: GenerateRequest, context: Context
@@ -102,10 +108,44 @@ class EngineHandler:
             return
         raise InternalError(f"request {context.id()}: the engine's answer has no finish_reason")
 
+    async def _vectors(
+        self, request: VectorRequest, context: Context
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the engine's vectors or scores; a caller who leaves cancels its work."""
+        inputs, embeds = request.get("token_ids"), request["kind"] == "embeddings"
+        if not isinstance(inputs, list) or not all(map(_are_tokens, inputs)):
+            raise InvalidRequestError("token_ids: not lists of token ids", param="token_ids")
+        self.num_running += 1
+        self._changed()
+        num_tokens = sum(map(len, inputs))
+        name = "engine.embed" if embeds else "engine.score"
+        work = self._engine.embed if embeds else self._engine.score
+        try:
+            with request_span(context, name, {"num_prompt_tokens": num_tokens}):
+                task = asyncio.ensure_future(work(request, context))
+
+                def give_up() -> None:
+                    task.cancel()
+
+                undo = context.request_context.on_stop_or_cancel(give_up, give_up)
+                try:
+                    found = await task
+                except asyncio.CancelledError:
+                    if context.is_stopped():
+                        return
+                    raise
+                finally:
+                    undo()
+                    task.cancel()
+                self.num_answered += 1
+                yield {"embeddings" if embeds else "scores": found}
+        finally:
+            self.num_running -= 1
+            self._changed()
+
     async def probe(self, payload: Mapping[str, Any]) -> None:
         """Send a health check through the engine. Raise the error of its answer."""
-        request = cast(GenerateRequest, copy.deepcopy(dict(payload)))
-        async with aclosing(self.answer(request, Context())) as chunks:
+        async with aclosing(self.serve(copy.deepcopy(dict(payload)), Context())) as chunks:
             async for chunk in chunks:
                 if chunk.get("finish_reason") == "error":
                     raise InternalError("the engine answered with an error")
@@ -141,5 +181,9 @@ def _check(request: Any) -> None:
     if not isinstance(request, dict):
         raise InvalidRequestError("the request is not a dict", param="request")
     token_ids = request.get("token_ids")
-    if not isinstance(token_ids, list) or not all(type(each) is int for each in token_ids):
+    if not _are_tokens(token_ids):
         raise InvalidRequestError("token_ids: not a list of token ids", param="token_ids")
+
+
+def _are_tokens(values: Any) -> bool:
+    return isinstance(values, list) and all(type(each) is int for each in values)

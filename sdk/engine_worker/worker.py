@@ -191,7 +191,7 @@ class EngineWorker:
             answer = text_answers(self.handler.answer, engine_config.text_fields)
             self._served = self.endpoint.serve(answer)
         else:
-            self._served = self.endpoint.serve(self.handler.answer)
+            self._served = self.endpoint.serve(self.handler.serve)
         if config.enable_kv_routing:
             sources = await self.engine.kv_event_sources()
             block_size = engine_config.kv_cache_block_size
@@ -203,7 +203,8 @@ class EngineWorker:
 
     async def _register(self, engine_config: EngineConfig, name: str) -> None:
         """Publish a model card per name, for frontends."""
-        types = [each.strip().capitalize() for each in self.config.endpoint_types.split(",")]
+        given = engine_config.endpoint_types or self.config.endpoint_types
+        types = [each.strip().capitalize() for each in given.split(",")]
         for each in (name, *engine_config.model_aliases):
             registration = ModelRegistration(
                 self.config.model_input,

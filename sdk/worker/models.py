@@ -33,13 +33,20 @@ class ModelInput(enum.Enum):
 class ModelType(enum.Flag):
     """The routes of a model; `|` joins them.
 
-    `Backend` is both. In the older form of `register_llm` it is the only type that means token ids.
+    `Backend` is chat and completions. In the older form of `register_llm` it is the only type that
+    means token ids.
     """
 
     Chat = 1
     Completions = 2
     Completion = 2
     Backend = 7
+    Embedding = 8
+    Embeddings = 8
+    Rerank = 16
+
+
+_VECTORS = ModelType.Embeddings | ModelType.Rerank
 
 
 @dataclass(frozen=True)
@@ -163,6 +170,10 @@ def _check_kinds(model_input: object, model_type: object, endpoint: object) -> N
             "model_type Backend reads tokens; with ModelInput.Text use Chat | Completions",
             param="model_type",
         )
+    if model_input is ModelInput.Text and ModelType(model_type) & _VECTORS:
+        raise ConfigError(
+            "model_type: embeddings and rerank are for ModelInput.Tokens", param="model_type"
+        )
 
 
 def _check_at_least(name: str, value: object, least: int) -> None:
@@ -171,7 +182,12 @@ def _check_at_least(name: str, value: object, least: int) -> None:
 
 
 def _routes(model_type: ModelType) -> list[str]:
-    routes = {"chat": ModelType.Chat, "completions": ModelType.Completions}
+    routes = {
+        "chat": ModelType.Chat,
+        "completions": ModelType.Completions,
+        "embeddings": ModelType.Embeddings,
+        "rerank": ModelType.Rerank,
+    }
     return [route for route, flag in routes.items() if flag in model_type]
 
 

@@ -1,8 +1,9 @@
 """From a stream of the request plane to an author's handler and back.
 
 The type of the message chooses the codec: a `Call` carries any value, a `GenerateRequest` becomes
-the request of a token model (`token_requests.py`), a `TextRequest` that of a text model
-(`text_requests.py`). The codec encodes the handler's items for the same caller.
+the request of a token model (`token_requests.py`), a `VectorRequest` one for vectors or scores
+(`vector_requests.py`), a `TextRequest` that of a text model (`text_requests.py`). The codec encodes
+the handler's items for the same caller.
 """
 
 import asyncio
@@ -17,17 +18,18 @@ from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ConfigError, IncompleteError, InvalidRequestError
 from tandem.runtime.plane.server import RequestServer, Responder
 from tandem.runtime.wire.decoding import Decode, decode_value, decoder
-from tandem.runtime.wire.messages import Call, GenerateRequest, TextRequest
+from tandem.runtime.wire.messages import Call, GenerateRequest, TextRequest, VectorRequest
 from tandem.sdk.health.endpoint_metrics import EndpointCounts
 from tandem.sdk.wire.text_requests import TextCodec
 from tandem.sdk.wire.token_requests import TokenCodec
 from tandem.sdk.wire.values import encode_value, request_reader
+from tandem.sdk.wire.vector_requests import VectorCodec
 from tandem.sdk.worker.context import Context
 
 logger = logging.getLogger(__name__)
 
 GIVE_UP_S = 1.0  # for cancelled handlers, before the process continues without them
-_Request = Call | GenerateRequest | TextRequest
+_Request = Call | GenerateRequest | TextRequest | VectorRequest
 _decode_request: Decode[_Request] = decoder(_Request, InvalidRequestError)
 
 # `async def handler(request)` or `(request, context)`, a generator or a coroutine
@@ -66,6 +68,8 @@ def codec_for(payload: bytes) -> RequestCodec:
         return CallCodec(message)
     if isinstance(message, GenerateRequest):
         return TokenCodec(message)
+    if isinstance(message, VectorRequest):
+        return VectorCodec(message)
     return TextCodec(message)
 
 

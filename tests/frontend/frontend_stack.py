@@ -37,6 +37,7 @@ from tandem.runtime.wire.messages import (
     PrefillReport,
     TextRequest,
     TokenDelta,
+    VectorRequest,
     encode,
     unpack_tokens,
 )
@@ -50,6 +51,7 @@ TEMPLATE = (
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 Script = Callable[[GenerateRequest, RequestContext, Responder], Awaitable[None]]
+VectorScript = Callable[[VectorRequest, RequestContext, Responder], Awaitable[None]]
 TextScript = Callable[[TextRequest, RequestContext, Responder], Awaitable[None]]
 
 
@@ -101,6 +103,8 @@ class FakeWorker:
     called: asyncio.Event = field(default_factory=asyncio.Event)
     script: Script | None = None
     text_script: TextScript | None = None
+    vector_script: VectorScript | None = None
+    vector_requests: list[VectorRequest] = field(default_factory=list)
     text_requests: list[TextRequest] = field(default_factory=list)
     endpoint: str = "tandem.decode.generate"
     model_input: Literal["tokens", "text"] = "tokens"
@@ -180,13 +184,20 @@ class FakeWorker:
     async def _generate(
         self, payload: bytes, context: RequestContext, responder: Responder
     ) -> None:
-        request = msgspec.msgpack.decode(payload, type=GenerateRequest | TextRequest)
+        request = msgspec.msgpack.decode(
+            payload, type=GenerateRequest | TextRequest | VectorRequest
+        )
         self.contexts.append(context)
         self.called.set()
         if isinstance(request, TextRequest):
             self.text_requests.append(request)
             assert self.text_script is not None
             await self.text_script(request, context, responder)
+            return
+        if isinstance(request, VectorRequest):
+            self.vector_requests.append(request)
+            assert self.vector_script is not None
+            await self.vector_script(request, context, responder)
             return
         self.requests.append(request)
         await (self.script or answer_with(ANSWER))(request, context, responder)

@@ -90,6 +90,23 @@ class SamplingParams:
 
 
 @dataclass
+class PoolingParams:
+    task: str
+    dimensions: int | None = None
+    extra_kwargs: dict[str, Any] | None = None
+
+
+class Tensor(list[float]):
+    """A vector, as far as it is read."""
+
+    def reshape(self, _size: int) -> "Tensor":
+        return self
+
+    def tolist(self) -> list[float]:
+        return list(self)
+
+
+@dataclass
 class AsyncEngineArgs:
     model: str
     served_model_name: str | list[str] | None = None
@@ -133,8 +150,12 @@ class AsyncLLM:
         None  # runs in the thread that starts the engine
     )
 
+    tasks: ClassVar[tuple[str, ...]] = ("generate",)
+    hf_config: ClassVar[Any] = SimpleNamespace()
+
     def __init__(self, arguments: AsyncEngineArgs, loggers: list[Any]) -> None:
         self.arguments = arguments
+        self.pooled: list[tuple[list[int], PoolingParams, str]] = []
         self.loggers = loggers
         self.running: dict[str, bool] = {}  # request id |-> is aborted
         self.params: list[SamplingParams] = []
@@ -148,7 +169,7 @@ class AsyncLLM:
                 block_size=BLOCK_SIZE, num_gpu_blocks=NUM_BLOCKS, enable_prefix_caching=True
             ),
             scheduler_config=SimpleNamespace(max_num_seqs=16, max_num_batched_tokens=512),
-            model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN),
+            model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN, hf_config=self.hf_config),
         )
         self.made.append(self)
 
@@ -216,6 +237,24 @@ class AsyncLLM:
             rows = [{each: SimpleNamespace(logprob=0.1 * (token_id - each)) for each in ids}]
         return SimpleNamespace(token_ids=[token_id], logprobs=rows, finish_reason=reason)
 
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        return self.tasks
+
+    async def encode(
+        self,
+        prompt: dict[str, Any],
+        params: PoolingParams,
+        request_id: str,
+        lora_request: LoRARequest | None = None,
+        trace_headers: dict[str, str] | None = None,
+    ) -> AsyncIterator[Any]:
+        self.pooled.append((prompt["prompt_token_ids"], params, request_id))
+        await asyncio.sleep(0.001)
+        if isinstance(self.failure, Exception):
+            raise self.failure
+        vector = [0.5] if params.task == "classify" else [1.0] * (params.dimensions or 3)
+        yield SimpleNamespace(outputs=SimpleNamespace(data=Tensor(vector)))
+
     async def abort(self, request_id: str) -> None:
         if request_id in self.running:
             self.running[request_id] = True
@@ -256,6 +295,7 @@ class KVConnectorTransferResults:
 MODULES: dict[str, dict[str, Any]] = {
     "vllm": {
         "AsyncEngineArgs": AsyncEngineArgs,
+        "PoolingParams": PoolingParams,
         "SamplingParams": SamplingParams,
         "TokensPrompt": dict,
     },

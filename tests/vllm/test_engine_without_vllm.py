@@ -100,6 +100,48 @@ async def test_vllm_gets_the_prompt_the_salt_the_seed_and_the_grammar(engine: An
     assert llm.arguments.structured_outputs_config.backend == "guidance"
 
 
+async def test_a_pooling_model_embeds_and_is_said_to(
+    engine_class: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AsyncLLM, "tasks", ("embed", "token_embed"))
+    engine, _ = await engine_class.from_args(["some-model"])
+    assert (await engine.start(1)).endpoint_types == "embeddings"
+    request = {"token_ids": [[1, 2], [3]], "kind": "embeddings", "dimensions": 2}
+    context = Context()
+    assert await engine.embed(request, context) == [[1.0, 1.0]] * 2
+    (llm,) = AsyncLLM.made
+    params = fake_vllm.PoolingParams("embed", dimensions=2)
+    assert llm.pooled == [
+        ([1, 2], params, f"{context.id()}-0"), ([3], params, f"{context.id()}-1"),
+    ]  # fmt: skip
+    llm.failure = ValueError("no matryoshka")
+    with pytest.raises(InvalidArgument, match="no matryoshka"):
+        await engine.embed(request, Context())
+    probe = await engine.health_check_payload()
+    assert probe["kind"] == "embeddings" and probe["token_ids"] == [[0]]
+    await engine.cleanup()
+
+
+@pytest.mark.parametrize(("num_types", "extra"), [(2, [1, 2]), (1, [None, None])])
+async def test_a_cross_encoder_scores_pairs_with_their_types(
+    engine_class: Any, monkeypatch: pytest.MonkeyPatch, num_types: int, extra: list[Any]
+) -> None:
+    monkeypatch.setattr(AsyncLLM, "tasks", ("classify",))
+    config = SimpleNamespace(num_labels=1, type_vocab_size=num_types)
+    monkeypatch.setattr(AsyncLLM, "hf_config", config)
+    engine, _ = await engine_class.from_args(["some-model"])
+    assert (await engine.start(1)).endpoint_types == "rerank"
+    request = {"token_ids": [[1, 2], [3, 4, 5]], "kind": "rerank", "second_starts": [1, 2]}
+    assert await engine.score(request, Context()) == [0.5, 0.5]
+    given = [params.extra_kwargs for _, params, _ in AsyncLLM.made[0].pooled]
+    assert [each and each["compressed_token_type_ids"] for each in given] == extra
+    await engine.cleanup()
+
+
+async def test_a_model_that_generates_is_for_chats(engine: Any) -> None:
+    assert engine._types == ["chat", "completions"]
+
+
 async def test_an_answer_ends_before_the_token_that_stops_it(engine: Any) -> None:
     chunks = await chunks_of(engine, request_for(7, stop_token_ids=[10]))
     assert [chunk["token_ids"] for chunk in chunks] == [[8], [9], []]

@@ -69,14 +69,14 @@ async def test_prompts_that_are_long_together_are_tokenized_beside_the_loop(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_in_thread = 0
-    in_thread = prompts._in_thread
+    in_thread = prompts.in_thread
 
     async def noted(model: Any, work: Any) -> Any:
         nonlocal num_in_thread
         num_in_thread += 1
         return await in_thread(model, work)
 
-    monkeypatch.setattr(prompts, "_in_thread", noted)
+    monkeypatch.setattr(prompts, "in_thread", noted)
     assert (await stack.complete(prompt=["hello " * 10] * 100, max_tokens=1)).status_code == 200
     assert num_in_thread == 100
 
@@ -98,7 +98,7 @@ async def test_a_template_that_runs_on_costs_its_own_request_only() -> None:
 async def test_a_tokenizer_that_stands_still_costs_the_requests_of_its_own_model_only(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompts, "_INLINE_CHARACTERS", 0)
+    monkeypatch.setattr(prompts, "INLINE_CHARACTERS", 0)
     slow = await stack.add_worker(model="slow", endpoint="a.b.c", files=model_files("{{ 1 }}"))
     await eventually(lambda: stack.num_known == 2)
     begun, go_on = threading.Semaphore(0), threading.Event()

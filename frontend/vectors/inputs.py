@@ -1,0 +1,103 @@
+"""From texts to the tokens of inputs, without holding up the streams."""
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+import msgspec
+
+from tandem.frontend.bodies.invalid import invalid_field
+from tandem.frontend.catalog.catalog import TokenModel
+from tandem.frontend.generation.prompts import (
+    INLINE_CHARACTERS,
+    check_characters,
+    check_token_ids,
+    in_thread,
+)
+from tandem.frontend.vectors.bodies import Input
+from tandem.runtime.errors import ContextLengthError
+
+T = TypeVar("T", str, Input)
+_MOST_TEXTS = 64  # that one turn of a thread tokenizes
+
+
+class VectorInputs(msgspec.Struct, frozen=True):
+    """The tokens of each input; of pairs also the place where their second text begins."""
+
+    token_ids: list[list[int]]
+    second_starts: list[int] = []
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of all inputs."""
+        return sum(map(len, self.token_ids))
+
+
+async def text_inputs(given: list[Input], model: TokenModel, *, with_special: bool) -> VectorInputs:
+    """Return the tokens of texts, or those that are given. Raises InvalidRequestError."""
+    for each in given:
+        if isinstance(each, str):
+            check_characters(each, model, "input")
+
+    def encode(part: list[Input]) -> list[list[int]]:
+        return [
+            model.text.encode(each, is_chat=not with_special, param="input")
+            if isinstance(each, str)
+            else each
+            for each in part
+        ]
+
+    num_characters = sum([len(each) for each in given if isinstance(each, str)])
+    if num_characters <= INLINE_CHARACTERS and model.text.is_quick:
+        found = encode(given)
+    else:
+        found = []
+        for part in _parts(given):
+            found += await in_thread(model, lambda part=part: encode(part))  # type: ignore[misc]
+    _check_lengths(found, model, "input")
+    for each in found:
+        check_token_ids(each, model, "input")
+    return VectorInputs(found)
+
+
+async def pair_inputs(query: str, documents: list[str], model: TokenModel) -> VectorInputs:
+    """Return the tokens of the pairs of a query and each document. Raises InvalidRequestError."""
+    check_characters(query, model, "query")
+    for each in documents:
+        check_characters(each, model, "documents")
+
+    def encode(part: list[str]) -> list[tuple[list[int], int]]:
+        return [model.text.encode_pair(query, each) for each in part]
+
+    pairs: list[tuple[list[int], int]] = []
+    for part in _parts(documents):
+        pairs += await in_thread(model, lambda part=part: encode(part))  # type: ignore[misc]
+    token_ids = [ids for ids, _ in pairs]
+    _check_lengths(token_ids, model, "documents")
+    return VectorInputs(token_ids, [start for _, start in pairs])
+
+
+def _parts(items: list[T]) -> Iterator[list[T]]:
+    """Yield the items in parts, for one turn of a thread each."""
+    part: list[T] = []
+    num_characters = 0
+    for item in items:
+        part.append(item)
+        num_characters += len(item)
+        if len(part) >= _MOST_TEXTS or num_characters >= INLINE_CHARACTERS * _MOST_TEXTS:
+            yield part
+            part, num_characters = [], 0
+    if part:
+        yield part
+
+
+def _check_lengths(token_ids: list[list[int]], model: TokenModel, name: str) -> None:
+    """Raise InvalidRequestError for an input without tokens, or with more than fit."""
+    most = model.card.context_length
+    for index, each in enumerate(token_ids):
+        if not each:
+            raise invalid_field(f"{name}[{index}]", "has no tokens")
+        if len(each) > most:
+            raise ContextLengthError(
+                f"`{name}[{index}]` has {len(each)} tokens; the model's context is {most} tokens",
+                param=f"{name}[{index}]",
+            )
