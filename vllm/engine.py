@@ -38,7 +38,7 @@ from tandem.sdk.kv.sources import KvEventSource, ZmqSource
 from tandem.sdk.worker import telemetry
 from tandem.sdk.worker.context import Context
 from tandem.vllm.pooling import endpoint_types, num_labels, pooled, type_fields, vector_probe
-from tandem.vllm.sampling import cancelled, chunk_of, grammar_fields, sampling_fields
+from tandem.vllm.sampling import bad_words, cancelled, chunk_of, grammar_fields, sampling_fields
 from tandem.vllm.scheduler_side import PLACE, REPORT, TICKET
 from tandem.vllm.settings import PROMPTS, connector_config
 from tandem.vllm.step_messages import COMPUTE, ComputePrompt
@@ -111,6 +111,7 @@ class VllmEngine(LLMEngine):
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
             runtime_data={"engine": f"vllm {VLLM_VERSION}"},
             supports_grammar=True,
+            supports_token_rules=True,
             endpoint_types=",".join(self._types),
         )
 
@@ -309,12 +310,15 @@ def _tokens(token_ids: list[int], cache_salt: str | None) -> TokensPrompt:
 def _sampling(request: GenerateRequest, transfer: dict[str, str] | None) -> SamplingParams:
     grammar = grammar_fields(request)
     structured = None if grammar is None else StructuredOutputsParams(**grammar)
-    return SamplingParams(
+    params = SamplingParams(
         **sampling_fields(request),
         extra_args={"kv_transfer_params": transfer} if transfer else None,
         output_kind=RequestOutputKind.DELTA,
         structured_outputs=structured,
     )
+    # vLLM takes words as texts and tokenizes them into this; the frontend has done so
+    params._bad_words_token_ids = bad_words(request)
+    return params
 
 
 def _translated(error: Exception, request: GenerateRequest | VectorRequest) -> Exception:

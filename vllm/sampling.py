@@ -45,6 +45,7 @@ def sampling_fields(request: GenerateRequest) -> dict[str, Any]:
     return fields | {
         "seed": sampling.get("seed"),
         "logit_bias": sampling.get("logit_bias") or None,
+        "allowed_token_ids": sampling.get("allowed_token_ids") or None,
         "max_tokens": stop.get("max_tokens"),
         "min_tokens": stop.get("min_tokens") or 0,
         "stop_token_ids": stop.get("stop_token_ids") or None,
@@ -52,6 +53,11 @@ def sampling_fields(request: GenerateRequest) -> dict[str, Any]:
         "logprobs": (request.get("output_options") or {}).get("logprobs"),
         "detokenize": False,
     }
+
+
+def bad_words(request: GenerateRequest) -> list[list[int]] | None:
+    """Return the tokens of each word that the answer may not have; None for no words."""
+    return (request.get("sampling_options") or {}).get("bad_words") or None
 
 
 def grammar_fields(request: GenerateRequest) -> dict[str, str] | None:

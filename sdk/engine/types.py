@@ -122,6 +122,7 @@ class EngineConfig:
     model_aliases: list[str] = field(default_factory=list)
     text_fields: list[str] = field(default_factory=list)  # of bodies, that a text engine reads
     supports_grammar: bool = False  # of `sampling_options["grammar"]`
+    supports_token_rules: bool = False  # `allowed_token_ids` and `bad_words` of `sampling_options`
     endpoint_types: str | None = None  # instead of the worker's, where only the model tells
 
     def card_data(self) -> dict[str, Any]:

@@ -87,7 +87,9 @@ def request_dict(message: GenerateRequest) -> dict[str, Any]:
     stop, num_generated = message.stop, message.num_generated
     sampling = msgspec.structs.asdict(message.sampling)
     logprobs, _ = sampling.pop("logprobs"), sampling.pop("prompt_logprobs")
-    del sampling["allowed_token_ids"], sampling["bad_words"]  # no card of the kit supports them
+    for name in ("allowed_token_ids", "bad_words"):
+        if not sampling[name]:
+            del sampling[name]
     grammar = message.grammar and msgspec.structs.asdict(message.grammar)
     extra: dict[str, Any] = {"num_generated": num_generated}
     if message.cache_salt:

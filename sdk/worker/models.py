@@ -70,6 +70,7 @@ class ModelRegistration:
     custom_template_path: str | Path | None = None  # a Jinja file instead of the chat template
     sends_kv_events: bool = False
     supports_grammar: bool = False  # its handler reads `sampling_options["grammar"]`
+    supports_token_rules: bool = False  # and `allowed_token_ids` and `bad_words`
     total_kv_blocks: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -131,6 +132,7 @@ class ModelRegistration:
             user_data=self.user_data or {},
             sends_kv_events=self.sends_kv_events,
             supports_grammar=self.supports_grammar,
+            supports_token_rules=self.supports_token_rules,
             total_kv_blocks=self.total_kv_blocks,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,

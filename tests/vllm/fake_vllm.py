@@ -75,6 +75,8 @@ class SamplingParams:
     seed: int | None = None
     min_tokens: int = 0
     logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    _bad_words_token_ids: list[list[int]] | None = None
     extra_args: dict[str, Any] | None = None
     temperature: float = 1.0
     top_p: float = 1.0

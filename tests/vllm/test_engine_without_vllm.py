@@ -88,13 +88,15 @@ async def test_the_engine_passes_the_conformance_kit(engine_class: Any) -> None:
 
 async def test_vllm_gets_the_prompt_the_salt_the_seed_and_the_grammar(engine: Any) -> None:
     grammar = {"kind": "json_schema", "source": "{}"}
-    request = request_for(7, sampling={"seed": 5, "grammar": grammar})
+    words = [[8, 9], [3]]
+    request = request_for(7, sampling={"seed": 5, "grammar": grammar, "bad_words": words})
     request["extra_args"] = {"cache_salt": "tenant"}
     chunks = await chunks_of(engine, request)
     assert [chunk["token_ids"] for chunk in chunks] == [[8], [9], [10], [11]]
     (llm,) = AsyncLLM.made
     assert llm.prompts == [{"prompt_token_ids": [7], "cache_salt": "tenant"}]
     assert llm.params[0].seed == 5 and llm.params[0].output_kind == "delta"
+    assert llm.params[0]._bad_words_token_ids == words
     assert llm.params[0].structured_outputs == fake_vllm.StructuredOutputsParams(json="{}")
     # the frontend writes the grammars of tool calls for this backend
     assert llm.arguments.structured_outputs_config.backend == "guidance"
@@ -244,6 +246,7 @@ async def test_the_started_engine_describes_its_model(engine_class: Any) -> None
     assert config.namespace == "here" and config.served_model_name == "a"
     assert started.served_model_name == "a" and started.model_aliases == ["b"]
     assert started.context_length == fake_vllm.MAX_MODEL_LEN and started.supports_grammar
+    assert started.supports_token_rules
     assert started.kv_cache_block_size == 128 and started.total_kv_blocks == 64
 
 

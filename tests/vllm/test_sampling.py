@@ -28,6 +28,7 @@ def test_every_field_of_a_request_reaches_vllm() -> None:
     sampling = {
         "temperature": 0.0, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "presence_penalty": 0.5,
         "frequency_penalty": 0.25, "repetition_penalty": 1.5, "logit_bias": {3: 1.0}, "seed": 9,
+        "allowed_token_ids": [3, 4],
     }  # fmt: skip
     stop = {"max_tokens": 7, "min_tokens": 2, "stop_token_ids": [4], "ignore_eos": True}
     request: GenerateRequest = {
