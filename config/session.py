@@ -57,5 +57,6 @@ class Session:
         addresses = ("runtime.etcd_endpoints", "runtime.nats_url")
         if any(config.origin(key) != "default" for key in addresses):
             return config
-        cluster = the_running_cluster()
+        is_named = config.origin("runtime.namespace") != "default"
+        cluster = the_running_cluster(config.config.runtime.namespace if is_named else None)
         return config if cluster is None else config.with_defaults(from_cluster(cluster))

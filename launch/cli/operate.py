@@ -29,7 +29,8 @@ WorkerId = Annotated[str, typer.Argument(help="The worker's id, or how it begins
 def status(session: Session, as_json: Json = False) -> None:
     """Show a cluster: instances, queue depth, KV use, thresholds in force.
 
-    By default it is the cluster that `tandem serve` runs on this machine.
+    By default it is the cluster that `tandem serve` runs on this machine. Where several run,
+    `--namespace` names one.
     """
     from tandem.launch.cluster.status import run_status
 

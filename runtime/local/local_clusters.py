@@ -107,16 +107,23 @@ def _records() -> list[Path]:
         return []
 
 
-def the_running_cluster() -> LocalCluster | None:
-    """Return the only cluster, None without one. Raise ConfigError when there are several."""
+def the_running_cluster(namespace: str | None = None) -> LocalCluster | None:
+    """Return the only cluster, or the only one of the namespace that is named; None without one.
+
+    Raise ConfigError with the flags that choose one when there are several.
+    """
     clusters = running_clusters()
+    named = [cluster for cluster in clusters if cluster.namespace == namespace]
+    clusters = named or clusters
     if len(clusters) > 1:
-        choices = "; ".join(
-            f"--etcd-endpoints {c.etcd_endpoints} --namespace {c.namespace} "
-            f"({c.http_url or f'pid {c.pid}'})"
+        names = [cluster.namespace for cluster in clusters]
+        choices = "".join(
+            "\n  "
+            + (f"--etcd-endpoints {c.etcd_endpoints} " if names.count(c.namespace) > 1 else "")
+            + f"--namespace {c.namespace}   ({c.http_url or f'pid {c.pid}'})"
             for c in clusters
         )
-        raise ConfigError(f"{len(clusters)} clusters run here, choose one: {choices}")
+        raise ConfigError(f"{len(clusters)} clusters run here; one of these names one:{choices}")
     return clusters[0] if clusters else None
 
 

@@ -32,7 +32,7 @@ def find_cluster(environment: Mapping[str, str] | None = None) -> RuntimeConfig:
     if etcd_endpoints := values.get("etcd_endpoints"):
         cluster = running_cluster_at(etcd_endpoints, values.get("namespace"))
     elif not values.keys() & set(ADDRESSES):
-        cluster = the_running_cluster()
+        cluster = the_running_cluster(values.get("namespace"))
     if cluster is not None:
         values = {**cluster.runtime_values(), **values}
     try:

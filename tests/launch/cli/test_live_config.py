@@ -180,7 +180,7 @@ def test_the_advice_for_two_clusters_can_be_followed(
             stack.enter_context(announced(cluster_of(launcher, runtime_config, tmp_path)))
         code, _, errors = tandem("config", "set", KEY, "512")
         assert code == 2
-        advice = errors.partition("choose one: ")[2].partition(" (")[0]
+        advice = errors.partition("names one:")[2].partition(" (")[0]
         assert tandem("config", "set", KEY, "512", *advice.split())[0] == 0
     assert asyncio.run(stored(runtime_config)) == b"512"
 
