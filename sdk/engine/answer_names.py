@@ -18,17 +18,23 @@ TOOL_PARSERS = {name: name for name in _TOOL_FORMATS} | {
     "qwen3_xml": "qwen3_coder", "pythonic": "llama_pythonic", "llama4_pythonic": "llama_pythonic",
     "llama4_json": "llama3_json", "deepseekv3": "deepseek_v3", "deepseek_v3_1": "deepseek_v31",
     "glm47": "glm45", "phi4_mini_json": "phi4", "gemma-4": "gemma4", "openai": "harmony",
+    "functiongemma": "function_gemma", "granite4": "hermes", "mimo": "qwen3_coder",
 }  # fmt: skip
 REASONING_PARSERS = {name: name for name in _REASONING_FORMATS} | {
     "basic": "think", "qwen3": "think", "glm45": "think", "nemotron_deci": "think",
     "deepseek_r1": "think", "kimi_k25": "think", "nemotron3": "think", "nemotron_nano": "think",
     "step3": "think", "minimax_append_think": "think", "gpt_oss": "harmony", "seed_oss": "seed",
-    "gemma-4": "gemma4",
+    "gemma-4": "gemma4", "glm47": "think", "mimo": "think", "holo2": "think", "kimi_k2": "think",
+    "deepseek_v3": "think", "nemotron_v3": "think", "minimax_m2": "think",
+    "minimax_m2_append_think": "think", "openai_gptoss": "harmony",
 }  # fmt: skip
 # Parsers of models whose answers begin with reasoning, also where no mark opens it
 REASONS_FIRST = frozenset(
-    {"deepseek_r1", "kimi_k25", "minimax_append_think", "nemotron3", "nemotron_nano", "step3"}
-)
+    {
+        "deepseek_r1", "kimi_k25", "minimax_append_think", "minimax_m2",
+        "minimax_m2_append_think", "nemotron3", "nemotron_nano", "nemotron_v3", "step3",
+    }
+)  # fmt: skip
 
 STRUCTURAL_TAG_MODES: dict[str | bool | None, bool] = {
     None: False, False: False, True: True, "off": False, "on": True, "auto": True,

@@ -65,6 +65,26 @@ def test_every_name_of_a_parser_is_of_a_format_that_the_frontend_has(
     assert names.keys() >= answer_names.REASONS_FIRST or formats is TOOL_FORMATS
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "format"),
+    [
+        ("tool_call_parser", "functiongemma", "function_gemma"),
+        ("tool_call_parser", "granite4", "hermes"),
+        ("tool_call_parser", "mimo", "qwen3_coder"),
+        ("reasoning_parser", "mimo", "think"),
+        ("reasoning_parser", "kimi_k2", "think"),
+        ("reasoning_parser", "minimax_m2", "think"),
+        ("reasoning_parser", "openai_gptoss", "harmony"),
+    ],
+)
+def test_names_of_vllm_stand_for_the_formats_of_their_models(
+    name: str, value: str, format: str
+) -> None:
+    rules = config_of(**{name: value}).answer_rules()
+    assert format in (rules.tool_format, rules.reasoning_format)
+    assert rules.reasons_first == (value == "minimax_m2")
+
+
 async def test_the_calls_and_the_reasoning_of_an_engine_are_read_by_its_parsers(
     quick: RuntimeConfig, own_template: str
 ) -> None:
