@@ -5,22 +5,8 @@ from tandem.frontend.anthropic.requests import LARGE, Conversing, MessagesReques
 from tandem.frontend.anthropic.writer import MessageWriter
 from tandem.frontend.bodies.typed import read_body
 from tandem.frontend.http.api import Call, Work, let_others_run, respond
-from tandem.frontend.shapes.chat_shape import ChatShape, FieldNames
+from tandem.frontend.shapes.chat_shape import ChatShape
 from tandem.frontend.shapes.generations import Generations
-
-_NAMES = FieldNames(
-    {
-        r"messages\b.*": "messages",
-        r"continue_final_message": "messages",
-        r"max_completion_tokens": "max_tokens",
-        r"stop\b": "stop_sequences",
-        r"response_format\b(\.json_schema)?": "output_config.format",
-        r"reasoning_effort": "output_config.effort",
-        r"(tools\[\d+\])\.function\.parameters": r"\1.input_schema",
-        r"(tools\[\d+\])\.function": r"\1",
-        r"(tool_choice)\.function": r"\1",
-    }
-)
 
 
 class MessagesApi:
@@ -30,16 +16,16 @@ class MessagesApi:
 
     def __init__(self, generations: Generations) -> None:
         self._images_as_text = generations.config.images_as_text
-        self._chat = ChatShape(generations, _NAMES)
+        self._chat = ChatShape(generations)
 
     async def prepare(self, raw: bytes, call: Call) -> Work:
         request = read_body(MessagesRequest, raw, LARGE, call.ignored)
         call.clamps_max_tokens = True  # clients of this API send the limit of another model
         writer = MessageWriter(call.context.id, request.model, is_stream=bool(request.stream))
         await let_others_run(len(raw))
-        fields, tools = request.chat_fields(call.ignored, images_as_text=self._images_as_text)
+        chat = request.chat(call.ignored, images_as_text=self._images_as_text)
         await let_others_run(len(raw))
-        return await self._chat.prepare(fields, tools, writer, call)
+        return await self._chat.prepare(chat, writer, call)
 
 
 class CountTokensApi:
@@ -49,10 +35,10 @@ class CountTokensApi:
 
     def __init__(self, generations: Generations) -> None:
         self._images_as_text = generations.config.images_as_text
-        self._chat = ChatShape(generations, _NAMES)
+        self._chat = ChatShape(generations)
 
     async def prepare(self, raw: bytes, call: Call) -> Work:
         request = read_body(Conversing, raw, LARGE, call.ignored)
-        fields, tools = request.chat_fields(call.ignored, images_as_text=self._images_as_text)
-        num_tokens = await self._chat.num_tokens(fields, tools, call)
+        chat = request.chat(call.ignored, images_as_text=self._images_as_text)
+        num_tokens = await self._chat.num_tokens(chat, call)
         return respond({"input_tokens": num_tokens}, call)

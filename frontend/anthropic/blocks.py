@@ -1,6 +1,6 @@
 """Messages of content blocks, and their translation to the messages of a chat."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from msgspec import Raw
@@ -16,6 +16,7 @@ from tandem.frontend.bodies.outline import (
 )
 from tandem.frontend.bodies.typed import NULL, read, read_type
 from tandem.frontend.bodies.unseen import Unseen
+from tandem.frontend.chat.messages import CalledFunction, ChatMessage, MessageToolCall
 from tandem.runtime.errors import InvalidRequestError
 
 _decode_text = msgspec.json.Decoder(str).decode
@@ -76,7 +77,8 @@ class Conversation:
     """
 
     def __init__(self, ignored: Ignored, *, images_as_text: bool) -> None:
-        self.messages: list[dict[str, Any]] = []
+        self.messages: list[ChatMessage] = []
+        self.origins: list[str] = []  # the paths of the messages in the body
         self._ignored = ignored
         self._unseen = Unseen(ignored, as_text=images_as_text)
         self._num_blocks = 0
@@ -85,15 +87,14 @@ class Conversation:
     def is_begun_answer(self) -> bool:
         """True if the last message is the beginning of the answer, which the model continues."""
         last = self.messages[-1]
-        text = last.get("content") or ""
-        return last["role"] == "assistant" and "tool_calls" not in last and bool(text.strip())
+        return last.role == "assistant" and not last.tool_calls and bool(last.text("").strip())
 
     def add_system(self, raw: Raw) -> None:
         """Add the system prompt, text or blocks of text, unless it is null."""
         if not is_null(raw):
             text = self._joined(raw, "system", is_new=True)
             if text:
-                self.messages.append({"role": "system", "content": text})
+                self._append("system", ChatMessage("system", text))
 
     def add_all(self, raw: Raw) -> None:
         """Add the messages of a body. Raises InvalidRequestError naming the field."""
@@ -102,23 +103,26 @@ class Conversation:
         answers = (i for i, each in enumerate(read_messages) if each.role == "assistant")
         last = max(answers, default=-1)
         for index, message in enumerate(read_messages):
-            self._add(message, f"messages[{index}].content", is_new=index > last)
+            self._add(message, f"messages[{index}]", is_new=index > last)
+
+    def _append(self, origin: str, message: ChatMessage) -> None:
+        self.messages.append(message)
+        self.origins.append(origin)
 
     def _add(self, message: Message, where: str, *, is_new: bool) -> None:
         if begins(message.content, b'"'):
-            text = self._text(message.content, where)
-            self.messages.append({"role": message.role, "content": text})
+            text = self._text(message.content, f"{where}.content")
+            self._append(where, ChatMessage(message.role, text))
         elif message.role == "assistant":
             self._add_answer(message.content, where)
         else:
             self._add_turn(message, where, is_new=is_new)
 
     def _add_answer(self, raw: Raw, where: str) -> None:
-        answer: dict[str, Any] = {"role": "assistant"}
         texts: list[str] = []
         reasonings: list[str] = []
-        calls: list[dict[str, Any]] = []
-        for block, kind, field in self._blocks(raw, where):
+        calls: list[MessageToolCall] = []
+        for block, kind, field in self._blocks(raw, f"{where}.content"):
             match block:
                 case Text(text=text):
                     texts.append(text)
@@ -130,30 +134,32 @@ class Conversation:
                     raise _misplaced(field, kind, "assistant")
                 case None:
                     self._ignored.add(f"{field}.type", kind)
-        answer |= {"content": "".join(texts)} if texts or not calls else {}
-        answer |= {"reasoning_content": "".join(reasonings)} if reasonings else {}
-        answer |= {"tool_calls": calls} if calls else {}
-        self.messages.append(answer)
+        answer = ChatMessage(
+            "assistant",
+            "".join(texts) if texts or not calls else None,
+            tool_calls=calls or None,
+            reasoning_content="".join(reasonings) if reasonings else None,
+        )
+        self._append(where, answer)
 
     def _add_turn(self, message: Message, where: str, *, is_new: bool) -> None:
         """Add a message for each result, and one for the text."""
         texts: list[str] = []
-        blocks = self._blocks(message.content, where)
+        blocks = self._blocks(message.content, f"{where}.content")
         for block, kind, field in blocks:
             match block:
                 case Text(text=text):
                     texts.append(text)
                 case ToolResult() if message.role == "user":
                     content = self._joined(block.content, f"{field}.content", is_new=False)
-                    self.messages.append(
-                        {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
-                    )
+                    result = ChatMessage("tool", content, tool_call_id=block.tool_use_id)
+                    self._append(field, result)
                 case None:
                     texts.append(self._unseen.text(kind, field, is_new=is_new))
                 case _:
                     raise _misplaced(field, kind, message.role)
         if texts or not blocks:
-            self.messages.append({"role": message.role, "content": "\n\n".join(texts)})
+            self._append(where, ChatMessage(message.role, "\n\n".join(texts)))
 
     def _joined(self, raw: Raw, where: str, *, is_new: bool) -> str:
         """Return the text of a field that is text or a list of text blocks, or null."""
@@ -205,6 +211,6 @@ def _read_block(raw: Raw, where: str) -> tuple[Block | None, str, str]:
     return block, name, where
 
 
-def _call(block: ToolUse) -> dict[str, Any]:
-    function = {"name": block.name, "arguments": bytes(block.input).decode()}
-    return {"id": block.id, "type": "function", "function": function}
+def _call(block: ToolUse) -> MessageToolCall:
+    function = CalledFunction(block.name, bytes(block.input).decode())
+    return MessageToolCall(id=block.id, type="function", function=function)

@@ -11,10 +11,15 @@ from msgspec import Meta, Raw
 from tandem.frontend.anthropic.blocks import Conversation
 from tandem.frontend.anthropic.tools import read_all
 from tandem.frontend.bodies.ignored import Ignored
-from tandem.frontend.bodies.typed import NULL, Body, Count, Effort, Share
+from tandem.frontend.bodies.typed import NULL, Body, Count, Effort, Share, read_schema
+from tandem.frontend.chat.body import Temperature, TopK
+from tandem.frontend.chat.constraints import JsonSchema, ResponseFormat
+from tandem.frontend.chat.origins import Origins
+from tandem.frontend.chat.requests import Chat
 from tandem.frontend.chat.thinking import Reasoning, Thinking
 
 LARGE = ("messages", "system")  # bounded by the body
+_SCHEMA = "output_config.format.schema"
 
 
 class OutputFormat(msgspec.Struct, frozen=True):
@@ -22,6 +27,11 @@ class OutputFormat(msgspec.Struct, frozen=True):
 
     schema: Raw
     type: Literal["json_schema"] | None = "json_schema"
+
+    def for_chat(self) -> ResponseFormat:
+        """Return the format as a chat has it. Raises InvalidRequestError naming the field."""
+        schema = JsonSchema("answer", schema=read_schema(self.schema, _SCHEMA))
+        return ResponseFormat("json_schema", schema)
 
 
 class OutputConfig(msgspec.Struct, frozen=True):
@@ -65,13 +75,8 @@ class Conversing(Body, frozen=True, kw_only=True):
     include_reasoning: bool | None = None
     reasoning: Reasoning | None = None
 
-    def chat_fields(
-        self, ignored: Ignored, *, images_as_text: bool
-    ) -> tuple[dict[str, Any], list[str]]:
-        """Return the fields of the chat, and those of its tools in this body.
-
-        Raises InvalidRequestError naming the field.
-        """
+    def chat(self, ignored: Ignored, *, images_as_text: bool) -> Chat:
+        """Return the chat. Raises InvalidRequestError naming the field."""
         conversation = Conversation(ignored, images_as_text=images_as_text)
         conversation.add_system(self.system)
         conversation.add_all(self.messages)
@@ -79,23 +84,33 @@ class Conversing(Body, frozen=True, kw_only=True):
         tools = read_all(self.tools, self.tool_choice, ignored)
         config = self.output_config or OutputConfig()
         is_off = isinstance(self.thinking, Thinking) and self.thinking.type == "disabled"
-        fields: dict[str, Any] = {
-            "model": self.model,
-            "messages": conversation.messages,
-            "reasoning_effort": "none" if is_off or self.thinking is False else config.effort,
-            "thinking": self.thinking,
-            "chat_template_kwargs": self.chat_template_kwargs,
-            "enable_thinking": self.enable_thinking,
-            "include_reasoning": self.include_reasoning,
-            "reasoning": self.reasoning and self.reasoning.for_chat(),
-        }
-        if conversation.is_begun_answer:
-            fields |= {"continue_final_message": True, "add_generation_prompt": False}
-        if config.format is not None:
-            schema = {"name": "answer", "schema": config.format.schema}
-            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
-        given = {name: value for name, value in fields.items() if value is not None}
-        return given | tools.chat_fields(), [field for field, _ in tools.given]
+        is_begun = conversation.is_begun_answer
+        return Chat(
+            model=self.model,
+            messages=conversation.messages,
+            tools=tools.for_chat(),
+            tool_choice=None if tools.choice is None else tools.choice.for_chat(),
+            parallel_tool_calls=tools.is_parallel,
+            reasoning_effort="none" if is_off or self.thinking is False else config.effort,
+            thinking=self.thinking,
+            chat_template_kwargs=self.chat_template_kwargs,
+            enable_thinking=self.enable_thinking,
+            include_reasoning=self.include_reasoning,
+            reasoning=self.reasoning,
+            response_format=None if config.format is None else config.format.for_chat(),
+            continue_final_message=is_begun or None,
+            add_generation_prompt=False if is_begun else None,
+            origins=Origins(
+                continued="messages",
+                stop="stop_sequences",
+                format="output_config.format",
+                schema=_SCHEMA,
+                chosen="tool_choice.name",
+                parameters="input_schema",
+                tools=[field for field, _ in tools.given],
+                messages=conversation.origins,
+            ),
+        )
 
     def _check_edits(self, ignored: Ignored) -> None:
         edits = self.context_management and self.context_management.edits
@@ -110,20 +125,17 @@ class MessagesRequest(Conversing, frozen=True, kw_only=True):
     max_tokens: Count
     stream: bool | None = None
     stop_sequences: list[str] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    temperature: Temperature | None = None
     top_p: Share | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    top_k: TopK | None = None
 
-    def chat_fields(
-        self, ignored: Ignored, *, images_as_text: bool
-    ) -> tuple[dict[str, Any], list[str]]:
-        fields, tools = super().chat_fields(ignored, images_as_text=images_as_text)
-        given = {
-            "max_tokens": self.max_tokens,
-            "stream": self.stream,
-            "stop": self.stop_sequences or None,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-        }
-        return fields | {name: value for name, value in given.items() if value is not None}, tools
+    def chat(self, ignored: Ignored, *, images_as_text: bool) -> Chat:
+        return msgspec.structs.replace(
+            super().chat(ignored, images_as_text=images_as_text),
+            max_tokens=self.max_tokens,
+            stream=self.stream,
+            stop=self.stop_sequences or None,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+        )

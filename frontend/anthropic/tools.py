@@ -1,6 +1,6 @@
 """The tools of a Messages request, and the choice among them."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Raw
@@ -8,7 +8,9 @@ from msgspec import Meta, Raw
 from tandem.frontend.bodies.ignored import Ignored
 from tandem.frontend.bodies.invalid import invalid_field
 from tandem.frontend.bodies.outline import is_null, list_of_tools
-from tandem.frontend.bodies.typed import read, read_type
+from tandem.frontend.bodies.typed import read, read_schema, read_type
+from tandem.frontend.chat.tools import ChosenTools, Function, FunctionName, ToolChoice
+from tandem.frontend.chat.tools import Tool as ChatTool
 
 
 class Tool(msgspec.Struct, frozen=True):
@@ -20,14 +22,10 @@ class Tool(msgspec.Struct, frozen=True):
     type: Literal["custom"] | None = None
     strict: bool | None = None
 
-    def for_chat(self) -> dict[str, Any]:
-        """Return the tool as a chat has it."""
-        function: dict[str, Any] = {"name": self.name, "parameters": self.input_schema}
-        if self.description is not None:
-            function["description"] = self.description
-        if self.strict is not None:
-            function["strict"] = self.strict
-        return {"type": "function", "function": function}
+    def for_chat(self, field: str) -> ChatTool:
+        """Return the tool as a chat has it. Raises InvalidRequestError naming the field."""
+        schema = read_schema(self.input_schema, f"{field}.input_schema")
+        return ChatTool("function", Function(self.name, self.description, schema, self.strict))
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -37,10 +35,10 @@ class Choice(msgspec.Struct, frozen=True):
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
-    def for_chat(self) -> str | dict[str, Any]:
+    def for_chat(self) -> ToolChoice:
         """Return the choice as a chat has it."""
         if self.type == "tool":
-            return {"type": "function", "function": {"name": self.name}}
+            return ChosenTools("function", FunctionName(self.name or ""))
         return "required" if self.type == "any" else self.type
 
 
@@ -50,15 +48,14 @@ class Tools(msgspec.Struct, frozen=True):
     given: list[tuple[str, Tool]]  # with their fields
     choice: Choice | None
 
-    def chat_fields(self) -> dict[str, Any]:
-        """Return the tools and the choice as a chat has them."""
-        tools = [tool.for_chat() for _, tool in self.given]
-        fields: dict[str, Any] = {"tools": tools} if tools else {}
-        if self.choice is not None:
-            fields["tool_choice"] = self.choice.for_chat()
-            if self.choice.disable_parallel_tool_use:
-                fields["parallel_tool_calls"] = False
-        return fields
+    @property
+    def is_parallel(self) -> bool | None:
+        """False for one call at a time."""
+        return False if self.choice and self.choice.disable_parallel_tool_use else None
+
+    def for_chat(self) -> list[ChatTool] | None:
+        """Return the tools as a chat has them. Raises InvalidRequestError naming the field."""
+        return [tool.for_chat(field) for field, tool in self.given] or None
 
 
 def read_all(tools: Raw, choice: Raw, ignored: Ignored) -> Tools:

@@ -1,7 +1,5 @@
 """The parts of a request that its answer leaves out of account."""
 
-from collections.abc import Callable
-
 from tandem.frontend.bodies.invalid import unsupported
 from tandem.runtime.printable import one_line, short
 
@@ -12,13 +10,11 @@ _MAX_FIELD_BYTES = 96
 class Ignored:
     """Fields of one request, for its response header and the log.
 
-    With `is_refused` a field that is left out is an error instead. `rename` makes a field of a chat
-    one of the API that the client speaks.
+    With `is_refused` a field that is left out is an error instead.
     """
 
     def __init__(self, *, is_refused: bool = False) -> None:
         self.is_refused = is_refused
-        self.rename: Callable[[str], str] = str
         self._fields: dict[str, None] = {}
         self._num_more = 0
 
@@ -30,7 +26,7 @@ class Ignored:
 
     def note(self, field: str) -> None:
         """Leave a field out that may be left out by another option."""
-        field = one_line(self.rename(field), _MAX_FIELD_BYTES)
+        field = one_line(field, _MAX_FIELD_BYTES)
         if field in self._fields:
             return
         if len(self._fields) < _MAX_NAMED:

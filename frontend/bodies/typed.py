@@ -105,6 +105,14 @@ def decoded(kind: type[T], raw: bytes | msgspec.Raw, where: str = "") -> T:
         raise _named(error, where) from error
 
 
+def read_schema(raw: msgspec.Raw, where: str) -> dict[str, Any] | None:
+    """Return a JSON schema; None for null. Raises InvalidRequestError naming `where`."""
+    try:
+        return cast(dict[str, Any] | None, _decode_schema(raw))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _named(error, where) from error
+
+
 @cache
 def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)
@@ -150,3 +158,4 @@ def read_type(raw: msgspec.Raw, where: str, default: str | None = None) -> str:
 
 
 _decode_typed = msgspec.json.Decoder(_Typed).decode
+_decode_schema = msgspec.json.Decoder(dict[str, Any] | None).decode

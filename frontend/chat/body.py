@@ -20,9 +20,17 @@ _MAX_ALLOWED = 16_384
 _MAX_BAD_WORDS = 128
 BadWord = Annotated[str, Meta(min_length=1, max_length=128)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
+AllowedTokens = Annotated[list[TokenId], Meta(max_length=_MAX_ALLOWED)]
+BadWords = Annotated[list[BadWord], Meta(max_length=_MAX_BAD_WORDS)]
+CacheSalt = Annotated[str, Meta(max_length=256)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, Meta(ge=LEAST_REPETITION_PENALTY, le=10)]
+Seed = Annotated[int, Meta(ge=-_MAX_I64 - 1, le=_MAX_I64)]
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+TopK = Annotated[int, Meta(ge=-1, le=LARGEST_INT)]
 
 
-class StreamOptions(msgspec.Struct, frozen=True):
+class StreamOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """`include_usage` adds a last chunk with the token counts; the other, counts in every chunk."""
 
     include_usage: bool | None = None
@@ -44,27 +52,27 @@ class RequestBody(ConstraintFields, frozen=True, kw_only=True):
 
     model: str
     max_tokens: Count | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    temperature: Temperature | None = None
     top_p: Share | None = None
     n: Count | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: str | list[str] | None = None
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
     logit_bias: Annotated[dict[str, Any], Meta(max_length=_MAX_TOKEN_LIST)] | None = None
-    seed: Annotated[int, Meta(ge=-_MAX_I64 - 1, le=_MAX_I64)] | None = None
+    seed: Seed | None = None
 
     # Beyond OpenAI, under the names that other servers of open models use.
-    top_k: Annotated[int, Meta(ge=-1, le=LARGEST_INT)] | None = None
+    top_k: TopK | None = None
     min_p: Share | None = None
-    repetition_penalty: Annotated[float, Meta(ge=LEAST_REPETITION_PENALTY, le=10)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     min_tokens: Natural | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=_MAX_TOKEN_LIST)] | None = None
-    allowed_token_ids: Annotated[list[TokenId], Meta(max_length=_MAX_ALLOWED)] | None = None
-    bad_words: Annotated[list[BadWord], Meta(max_length=_MAX_BAD_WORDS)] | None = None
-    cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+    allowed_token_ids: AllowedTokens | None = None
+    bad_words: BadWords | None = None
+    cache_salt: CacheSalt | None = None
     prompt_logprobs: Natural | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=LARGEST_INT)] | None = None
     add_special_tokens: bool | None = None
@@ -135,10 +143,10 @@ class RequestBody(ConstraintFields, frozen=True, kw_only=True):
             )
 
     def _check_stop(self, config: FrontendConfig) -> None:
-        stops = self.stop_strings
+        stops, field = self.stop_strings, self.origins.stop
         if len(stops) > config.max_stop_strings:
             raise invalid_field(
-                "stop", f"has {len(stops)} strings, the most is {config.max_stop_strings}"
+                field, f"has {len(stops)} strings, the most is {config.max_stop_strings}"
             )
         if "" in stops:
-            raise invalid_field("stop", "must not have an empty string")
+            raise invalid_field(field, "must not have an empty string")

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from tandem.frontend.bodies.invalid import invalid_field
 from tandem.frontend.bodies.typed import Body
+from tandem.frontend.chat.origins import OF_CHAT, Origins
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.json_schema import WHOLE, text_of, without
 from tandem.runtime.printable import short
@@ -18,7 +19,7 @@ _ANY_OBJECT = '{"type": "object"}'
 Choices = Annotated[list[str], Meta(min_length=1, max_length=_MAX_CHOICES)]
 
 
-class JsonSchema(msgspec.Struct, frozen=True):
+class JsonSchema(msgspec.Struct, frozen=True, omit_defaults=True):
     """A schema with the names that OpenAI gives it, which have no effect."""
 
     name: str | None = None
@@ -79,11 +80,16 @@ class ConstraintFields(Body, frozen=True, kw_only=True):
     guided_choice: Choices | None = None
     structured_outputs: StructuredOutputs | None = None
 
+    @property
+    def origins(self) -> Origins:
+        """The paths of the parts in the body of the client."""
+        return OF_CHAT
+
     def constraint(self) -> Constraint | None:
         """Return the constraint, if there is one. Raises InvalidRequestError naming the field."""
         found: list[tuple[str, Grammar]] = []
         if self.response_format is not None:
-            found += _response_format(self.response_format)
+            found += _response_format(self.response_format, self.origins)
         if self.guided_json is not None:
             found.append(("guided_json", _schema(self.guided_json, "guided_json")))
         if self.guided_regex is not None:
@@ -106,8 +112,8 @@ class ConstraintFields(Body, frozen=True, kw_only=True):
     def _of_schema(self, field: str, grammar: Grammar) -> Constraint:
         """Return the constraint of a JSON schema. One that is strict is kept whole, or refused."""
         form = self.response_format
-        is_form = form is not None and field == "response_format"
-        place = f"{field}.json_schema.schema" if is_form else field
+        is_form = form is not None and field == self.origins.format
+        place = self.origins.schema if is_form else field
         is_strict = is_form and form and form.json_schema and form.json_schema.strict
         if is_strict or '"uniqueItems"' not in grammar.source:
             return Constraint(field, grammar, places={0: place})
@@ -132,22 +138,22 @@ def excluding(first: str, second: str) -> InvalidRequestError:
     )
 
 
-def _response_format(format: ResponseFormat) -> list[tuple[str, Grammar]]:
+def _response_format(format: ResponseFormat, origins: Origins) -> list[tuple[str, Grammar]]:
     match format.type:
         case "text":
             return []
         case "json_object":
-            return [("response_format", Grammar("json_schema", _ANY_OBJECT))]
+            return [(origins.format, Grammar("json_schema", _ANY_OBJECT))]
         case "json_schema":
             schema = format.json_schema
             if schema is None or schema.schema is None:
-                field = "response_format.json_schema" + (".schema" if schema else "")
+                field = origins.schema if schema else "response_format.json_schema"
                 raise invalid_field(field, "is required")
             source = json.dumps(schema.schema, ensure_ascii=False)
-            return [("response_format", Grammar("json_schema", source))]
+            return [(origins.format, Grammar("json_schema", source))]
         case "structural_tag":
             tag = msgspec.to_builtins(format)
-            return [("response_format", Grammar("structural_tag", json.dumps(tag)))]
+            return [(origins.format, Grammar("structural_tag", json.dumps(tag)))]
 
 
 def _structured_outputs(given: StructuredOutputs) -> list[tuple[str, Grammar]]:

@@ -19,7 +19,7 @@ class ContentPart(msgspec.Struct, frozen=True):
     refusal: str | None = None
 
 
-class CalledFunction(msgspec.Struct, frozen=True):
+class CalledFunction(msgspec.Struct, frozen=True, omit_defaults=True):
     """The function of a call; its arguments are the text that the model wrote."""
 
     name: str
@@ -34,7 +34,7 @@ class MessageToolCall(msgspec.Struct, frozen=True, kw_only=True):
     function: CalledFunction
 
 
-class ChatMessage(msgspec.Struct, frozen=True):
+class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]

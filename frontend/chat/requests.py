@@ -10,10 +10,17 @@ from msgspec import Meta
 
 from tandem.frontend.bodies.ignored import Ignored
 from tandem.frontend.bodies.invalid import invalid_field
-from tandem.frontend.bodies.outline import MAX_PROMPT_TOKENS, PROMPT_FORMS, check_lists
+from tandem.frontend.bodies.outline import (
+    MAX_CONTENT_PARTS,
+    MAX_MESSAGES,
+    MAX_PROMPT_TOKENS,
+    PROMPT_FORMS,
+    check_lists,
+)
 from tandem.frontend.bodies.typed import Count, Natural, decoded, read_body_fields
 from tandem.frontend.chat.body import MAX_TOKEN_ID, RequestBody
 from tandem.frontend.chat.messages import ChatMessage, TemplateMessage
+from tandem.frontend.chat.origins import OF_PROMPT, Origins
 from tandem.frontend.chat.parts import is_text, with_text_parts
 from tandem.frontend.chat.thinking import ThinkingFields
 from tandem.frontend.chat.tools import (
@@ -30,6 +37,7 @@ from tandem.runtime.errors import InvalidRequestError
 Body = TypeVar("Body", bound=RequestBody)
 _MAX_DOCUMENTS = 256
 _LARGE = ("messages", "prompt")  # bounded by the body
+_encode = msgspec.json.Encoder().encode
 
 
 class ChatRequest(ThinkingFields, frozen=True, kw_only=True):
@@ -68,7 +76,7 @@ class ChatRequest(ThinkingFields, frozen=True, kw_only=True):
         """The tools that the answer may call, or has to. They have been checked."""
         if not self.tools:
             return NO_TOOLS
-        return chosen_tools(self.tools, self.tool_choice, Ignored())
+        return chosen_tools(self.tools, self.tool_choice, Ignored(), self.origins)
 
     def conversation(self) -> list[TemplateMessage]:
         """Return the messages for a chat template. Raises InvalidRequestError naming a field."""
@@ -86,7 +94,7 @@ class ChatRequest(ThinkingFields, frozen=True, kw_only=True):
         variables: dict[str, Any] = {}
         shown = self.chosen
         if shows_unused_tools and self.tools:
-            shown = chosen_tools(self.tools, None, Ignored())
+            shown = chosen_tools(self.tools, None, Ignored(), self.origins)
         if shown.functions:
             tools = [FunctionTool(function=each) for _, each in shown.functions]
             variables["tools"] = msgspec.to_builtins(tools)
@@ -97,7 +105,7 @@ class ChatRequest(ThinkingFields, frozen=True, kw_only=True):
     def check(self, config: FrontendConfig, ignored: Ignored) -> None:
         super().check(config, ignored)
         self._check_continuation()
-        chosen_tools(self.tools or [], self.tool_choice, ignored)
+        chosen_tools(self.tools or [], self.tool_choice, ignored, self.origins)
         if (self.top_logprobs or 0) > config.max_top_logprobs:
             raise invalid_field(
                 "top_logprobs", f"is {self.top_logprobs}, the most is {config.max_top_logprobs}"
@@ -119,6 +127,27 @@ class ChatRequest(ThinkingFields, frozen=True, kw_only=True):
             )
 
 
+class Chat(ChatRequest, frozen=True, kw_only=True):
+    """A chat that a body of another API stands for. The content of its messages is text."""
+
+    origins: Origins
+
+    def check_messages(self) -> None:
+        """Raise InvalidRequestError for a number of messages or calls beyond a chat's bounds."""
+        num, num_calls = len(self.messages), sum(len(m.tool_calls or ()) for m in self.messages)
+        if not 1 <= num <= MAX_MESSAGES:
+            reason = f"has {num} entries; it must have 1 to {MAX_MESSAGES}"
+            raise invalid_field(self.origins.prompt, reason)
+        if num_calls > MAX_CONTENT_PARTS:
+            reason = f"has {num_calls} tool calls, the most is {MAX_CONTENT_PARTS}"
+            raise invalid_field(self.origins.prompt, reason)
+
+    def in_openais_shape(self) -> bytes:
+        """Return the body of the chat for a worker that reads text."""
+        fields = {name: getattr(self, name) for name in ChatRequest.__struct_fields__}
+        return _encode({name: value for name, value in fields.items() if value is not None})
+
+
 class CompletionRequest(RequestBody, frozen=True, kw_only=True):
     """POST /v1/completions."""
 
@@ -127,6 +156,10 @@ class CompletionRequest(RequestBody, frozen=True, kw_only=True):
     best_of: Count | None = None
     echo: bool | None = None
     logprobs: Natural | None = None
+
+    @property
+    def origins(self) -> Origins:
+        return OF_PROMPT
 
     @property
     def token_limit(self) -> int | None:

@@ -11,7 +11,7 @@ from tandem.frontend.chat.body import RequestBody
 from tandem.frontend.config import FrontendConfig
 
 
-class Thinking(msgspec.Struct, frozen=True):
+class Thinking(msgspec.Struct, frozen=True, omit_defaults=True):
     """`thinking` of DeepSeek, GLM and Anthropic; budgets have no effect."""
 
     type: Literal["enabled", "disabled", "adaptive", "auto"] | None = None
@@ -22,7 +22,7 @@ class Thinking(msgspec.Struct, frozen=True):
         return {"enabled": True, "disabled": False}.get(self.type or "")
 
 
-class Reasoning(msgspec.Struct, frozen=True):
+class Reasoning(msgspec.Struct, frozen=True, omit_defaults=True):
     """`reasoning` of OpenRouter; `max_tokens` above 0 turns it on, and is no limit."""
 
     effort: Effort | None = None
@@ -30,10 +30,9 @@ class Reasoning(msgspec.Struct, frozen=True):
     exclude: bool | None = None
     max_tokens: Annotated[int, Meta(ge=0)] | None = None
 
-    def for_chat(self) -> dict[str, Any]:
-        """Return the fields that a chat knows and that are given."""
-        fields = {name: getattr(self, name) for name in Reasoning.__struct_fields__}
-        return {name: value for name, value in fields.items() if value is not None}
+    def for_chat(self) -> "Reasoning":
+        """Return the fields that a chat knows."""
+        return Reasoning(self.effort, self.enabled, self.exclude, self.max_tokens)
 
 
 class ThinkingFields(RequestBody, frozen=True, kw_only=True):

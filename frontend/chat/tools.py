@@ -1,5 +1,6 @@
 """The tools of a chat and the choice among them."""
 
+import re
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -7,22 +8,24 @@ from msgspec import Meta
 
 from tandem.frontend.bodies.ignored import Ignored
 from tandem.frontend.bodies.invalid import invalid_field, unsupported
+from tandem.frontend.chat.origins import OF_CHAT, Origins
 from tandem.runtime.printable import short
 
 Type = Annotated[str, Meta(max_length=64)]
 Mode = Literal["none", "auto", "required"]
+_NAME = re.compile(r"[a-zA-Z0-9_.:/-]+")
 
 
 class Function(msgspec.Struct, frozen=True, omit_defaults=True):
     """A function that the model may call; `parameters` is a JSON schema."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[a-zA-Z0-9_.:/-]+\Z")]
+    name: Annotated[str, Meta(min_length=1, max_length=256)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class Tool(msgspec.Struct, frozen=True):
+class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
     """A tool. One that the server would run has another type, and no function."""
 
     type: Type | None = None  # "function"
@@ -42,21 +45,21 @@ class FunctionName(msgspec.Struct, frozen=True):
     name: str
 
 
-class NamedTool(msgspec.Struct, frozen=True):
+class NamedTool(msgspec.Struct, frozen=True, omit_defaults=True):
     """A tool, by its name; one that the server would run has a type only."""
 
     type: Type | None = None  # "function"
     function: FunctionName | None = None
 
 
-class AllowedTools(msgspec.Struct, frozen=True):
+class AllowedTools(msgspec.Struct, frozen=True, omit_defaults=True):
     """Some of the tools, as the only ones of this answer."""
 
     tools: Annotated[list[NamedTool], Meta(max_length=256)]
     mode: Literal["auto", "required"] | None = None
 
 
-class ChosenTools(NamedTool, frozen=True):
+class ChosenTools(NamedTool, frozen=True, omit_defaults=True):
     """The one tool that the answer has to call, or those that it may call."""
 
     allowed_tools: AllowedTools | None = None
@@ -76,12 +79,14 @@ class Tools(msgspec.Struct, frozen=True):
 NO_TOOLS = Tools()
 
 
-def chosen_tools(tools: list[Tool], choice: ToolChoice | None, ignored: Ignored) -> Tools:
+def chosen_tools(
+    tools: list[Tool], choice: ToolChoice | None, ignored: Ignored, origins: Origins = OF_CHAT
+) -> Tools:
     """Return the tools of an answer. Those that the server would run are left out.
 
     Raises InvalidRequestError for two tools of one name, and for a choice of none of them.
     """
-    functions = _functions(tools, ignored)
+    functions = _functions(tools, ignored, origins)
     has_others = len(functions) < len(tools)
     if choice is None or isinstance(choice, str):
         if choice == "required" and not functions:
@@ -96,7 +101,7 @@ def chosen_tools(tools: list[Tool], choice: ToolChoice | None, ignored: Ignored)
         names = {each.function.name for each in choice.allowed_tools.tools if each.function}
         allowed = [each for each in functions if each[1].name in names]
         if not allowed and choice.allowed_tools.mode == "required":
-            raise invalid_field("tool_choice.allowed_tools", "has none of the `tools`")
+            raise invalid_field(origins.allowed, "has none of the `tools`")
         return Tools(allowed, choice.allowed_tools.mode or "auto")
     if choice.type not in (None, "function"):
         if not has_others:
@@ -109,12 +114,11 @@ def chosen_tools(tools: list[Tool], choice: ToolChoice | None, ignored: Ignored)
         raise invalid_field("tool_choice", "needs `tools`")
     name = choice.function.name
     if name not in {each.name for _, each in functions}:
-        field, reason = "tool_choice.function.name", f"is {short(name)!r}, which is none of the "
-        raise invalid_field(field, f"{reason}`tools`")
+        raise invalid_field(origins.chosen, f"is {short(name)!r}, which is none of the `tools`")
     return Tools(functions, "required", name)
 
 
-def _functions(tools: list[Tool], ignored: Ignored) -> list[tuple[str, Function]]:
+def _functions(tools: list[Tool], ignored: Ignored, origins: Origins) -> list[tuple[str, Function]]:
     """Return the functions among the tools, with their fields."""
     functions: list[tuple[str, Function]] = []
     names: set[str] = set()
@@ -122,10 +126,13 @@ def _functions(tools: list[Tool], ignored: Ignored) -> list[tuple[str, Function]
         if tool.type not in (None, "function"):
             ignored.add(f"tools[{index}].type", tool.type)
             continue
-        field = f"tools[{index}].function"
+        field = origins.tool(index)
         if tool.function is None:
             raise invalid_field(field, "is required")
         name = tool.function.name
+        if not _NAME.fullmatch(name):
+            reason = f"is {short(name)!r}; a name has letters, digits and any of _.:/- only"
+            raise invalid_field(f"{field}.name", reason)
         if name in names:
             raise invalid_field(f"{field}.name", f"is {short(name)!r}, as that of another tool")
         names.add(name)

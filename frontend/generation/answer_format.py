@@ -136,7 +136,8 @@ def _of_chat(
 
 def _schema_fields(body: ChatRequest) -> dict[str, str]:
     """Return the field of each function's schema, by the name of the function."""
-    return {each.name: f"{field}.parameters" for field, each in body.chosen.functions}
+    name = body.origins.parameters
+    return {each.name: f"{field}.{name}" for field, each in body.chosen.functions}
 
 
 def _calls_field(body: ChatRequest, tools: ToolFormat | None) -> str:

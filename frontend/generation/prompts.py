@@ -60,13 +60,14 @@ class PromptMaker:
     async def chat_tokens(self, body: ChatRequest, model: TokenModel) -> list[int]:
         """Return the tokens of a chat's prompt. Raises InvalidRequestError."""
         text = await self._render(body, model)
-        check_characters(text, model, "messages")
+        where = body.origins.prompt
+        check_characters(text, model, where)
         is_short = len(text) <= INLINE_CHARACTERS
         is_chat = not body.add_special_tokens  # its template has them
-        token_ids = await self._encode(text, model, is_short, is_chat=is_chat, param="messages")
+        token_ids = await self._encode(text, model, is_short, is_chat=is_chat, param=where)
         token_ids = truncated(token_ids, body, model)
         if not token_ids:
-            raise InvalidRequestError("the messages have no tokens", param="messages")
+            raise InvalidRequestError("the messages have no tokens", param=where)
         return token_ids
 
     async def text_tokens(self, text: str, model: TokenModel, *, with_special: bool) -> list[int]:
@@ -101,14 +102,17 @@ class PromptMaker:
         adds_prompt = body.add_generation_prompt is not False and not body.continue_final_message
 
         def render(limit_s: float) -> str:
-            return model.text.render(
-                messages,
-                extra,
-                model.max_characters,
-                limit_s,
-                add_generation_prompt=adds_prompt,
-                continues_last=bool(body.continue_final_message),
-            )
+            try:
+                return model.text.render(
+                    messages,
+                    extra,
+                    model.max_characters,
+                    limit_s,
+                    add_generation_prompt=adds_prompt,
+                    continues_last=bool(body.continue_final_message),
+                )
+            except InvalidRequestError as error:
+                raise body.origins.named(error) from error.__cause__
 
         num_characters = sum(map(_num_characters, messages))
         if num_characters <= INLINE_CHARACTERS:
@@ -175,7 +179,7 @@ def _check_arguments(body: ChatRequest) -> None:
             num_values += sum(map(arguments.count, ",[{"))
         if num_values > _MAX_ARGUMENT_VALUES:
             raise invalid_field(
-                f"messages[{index}].tool_calls",
+                body.origins.calls(index),
                 f"and those before have over {_MAX_ARGUMENT_VALUES} values in their arguments",
             )
 
@@ -224,13 +228,12 @@ def stop_conditions(
     num_left = context_length - num_prompt_tokens
     if clamps and limit is not None and num_left > 0:
         limit = min(limit, num_left)
-    where = "messages" if isinstance(body, ChatRequest) else "prompt"
     if num_left < (1 if limit is None else limit):
         asked = "" if limit is None else f" and {limit} for the answer"
         raise ContextLengthError(
             f"the model's context is {context_length} tokens; this request has "
             f"{num_prompt_tokens} in the prompt{asked}",
-            param=where if num_left < 1 else "max_tokens",
+            param=body.origins.prompt if num_left < 1 else body.origins.max_tokens,
         )
     max_tokens = num_left if limit is None else limit
     min_tokens = body.min_tokens or 0

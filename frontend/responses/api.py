@@ -4,15 +4,17 @@ from typing import Any
 
 import msgspec
 
+from tandem.frontend.chat.origins import Origins
+from tandem.frontend.chat.requests import Chat
 from tandem.frontend.errors import OpenAIErrors
 from tandem.frontend.http.api import Call, Work, let_others_run
-from tandem.frontend.responses.items import Conversation, Item, Reading
+from tandem.frontend.responses.items import Conversation, Item, Placed, Reading
 from tandem.frontend.responses.objects import new_response
-from tandem.frontend.responses.requests import ResponsesRequest, parse
+from tandem.frontend.responses.requests import SCHEMA, ResponsesRequest, parse
 from tandem.frontend.responses.store import ResponseStore, Stored
 from tandem.frontend.responses.tools import Tools, read_all
 from tandem.frontend.responses.writer import ResponseWriter
-from tandem.frontend.shapes.chat_shape import ChatShape, FieldNames
+from tandem.frontend.shapes.chat_shape import ChatShape
 from tandem.frontend.shapes.generations import Generations
 
 _SAME_FIELDS = (
@@ -20,15 +22,6 @@ _SAME_FIELDS = (
     "top_k", "min_p", "repetition_penalty", "seed", "cache_salt", "chat_template_kwargs", "stream",
     "enable_thinking", "thinking", "include_reasoning", "allowed_token_ids", "bad_words",
 )  # fmt: skip
-NAMES = FieldNames(
-    {
-        r"messages\b.*": "input",
-        r"max_(completion_)?tokens": "max_output_tokens",
-        r"response_format\b(\.json_schema)?": "text.format",
-        r"(tools\[\d+\])\.function": r"\1",
-        r"(tool_choice)\.function": r"\1",
-    }
-)
 
 
 class ResponsesApi:
@@ -40,7 +33,7 @@ class ResponsesApi:
         self._max_bytes = max_bytes  # of a conversation
         self._images_as_text = generations.config.images_as_text
         self._generations = generations
-        self._chat = ChatShape(generations, NAMES)
+        self._chat = ChatShape(generations)
         self._store = store
 
     async def prepare(self, raw: bytes, call: Call) -> Work:
@@ -52,11 +45,10 @@ class ResponsesApi:
             request.previous_response_id, call.owner, self._max_bytes
         )
         await let_others_run(len(raw))
-        fields = chat_fields(request, history, items) | tools.chat_fields()
-        writer = self._writer(request, tools, items, call)
+        chat = chat_of(request, history, items, tools)
+        writer = self._writer(request, tools, [item for _, item in items], call)
         await let_others_run(len(raw))
-        places = [each.field for each in tools.callables]
-        return await self._chat.prepare(fields, places, writer, call)
+        return await self._chat.prepare(chat, writer, call)
 
     def _writer(
         self, request: ResponsesRequest, tools: Tools, items: list[Item], call: Call
@@ -80,28 +72,34 @@ class ResponsesApi:
         )
 
 
-def chat_fields(
-    request: ResponsesRequest, history: list[Item], items: list[Item]
-) -> dict[str, Any]:
-    """Return the fields of the chat that a request stands for."""
+def chat_of(
+    request: ResponsesRequest, history: list[Item], items: list[Placed], tools: Tools
+) -> Chat:
+    """Return the chat that a request stands for. Raises InvalidRequestError naming the field."""
     conversation = Conversation(request.instructions)
-    conversation.add(history + items)
-    fields: dict[str, Any] = {"model": request.model, "messages": conversation.messages}
-    fields |= {name: getattr(request, name) for name in _SAME_FIELDS}
-    fields["max_completion_tokens"] = request.max_output_tokens
-    if request.reasoning is not None:
-        fields["reasoning"] = request.reasoning.for_chat()
-    if request.text is not None and request.text.format is not None:
-        fields["response_format"] = _response_format(request.text.format)
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _response_format(given: Any) -> dict[str, Any]:
-    if given.type != "json_schema":
-        return {"type": given.type or "text"}
-    schema = {
-        name: value
-        for name in ("name", "description", "schema", "strict")
-        if (value := getattr(given, name)) not in (msgspec.UNSET, None)
-    }
-    return {"type": "json_schema", "json_schema": schema}
+    for item in history:
+        conversation.add("previous_response_id", item)
+    for origin, item in items:
+        conversation.add(origin, item)
+    same: dict[str, Any] = {name: getattr(request, name) for name in _SAME_FIELDS}
+    form = None if request.text is None else request.text.format
+    return Chat(
+        model=request.model,
+        messages=conversation.messages,
+        max_completion_tokens=request.max_output_tokens,
+        tools=tools.for_chat(),
+        tool_choice=tools.choice_for_chat(),
+        reasoning=request.reasoning and request.reasoning.for_chat(),
+        response_format=None if form is None else form.for_chat(),
+        origins=Origins(
+            prompt="input",
+            max_tokens="max_output_tokens",
+            format="text.format",
+            schema=SCHEMA,
+            chosen="tool_choice.name",
+            allowed="tool_choice.tools",
+            tools=[each.field for each in tools.callables],
+            messages=conversation.origins,
+        ),
+        **same,
+    )

@@ -2,7 +2,7 @@
 
 import base64
 import binascii
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from msgspec import Raw
@@ -19,6 +19,7 @@ from tandem.frontend.bodies.outline import (
 )
 from tandem.frontend.bodies.typed import read, read_type
 from tandem.frontend.bodies.unseen import Unseen
+from tandem.frontend.chat.messages import CalledFunction, ChatMessage, MessageToolCall
 from tandem.frontend.responses.tools import chat_name
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -109,6 +110,7 @@ class ReasoningItem(msgspec.Struct, frozen=True):
 
 
 Item = Message | FunctionCall | FunctionOutput | CustomCall | CustomOutput | ReasoningItem
+Placed = tuple[str, Item]  # with its path in the body
 _NEEDED = ("item_reference",)  # without it the conversation would be another one
 _KINDS: dict[str, type[Item]] = {
     "message": Message,
@@ -137,7 +139,7 @@ class Reading:
         self._ignored = ignored
         self._unseen = Unseen(ignored, as_text=images_as_text)
 
-    def items(self, raw: bytes | Raw, where: str) -> list[Item]:
+    def items(self, raw: bytes | Raw, where: str) -> list[Placed]:
         """Return the items of a list. Raises InvalidRequestError naming the field."""
         raws = read_list(raw, MAX_MESSAGES, where)
         read = [self._item(each, f"{where}[{index}]") for index, each in enumerate(raws)]
@@ -148,7 +150,7 @@ class Reading:
             )
         last = max((index for index, each in enumerate(read) if _is_answer(each)), default=-1)
         return [
-            self._as_text(each, f"{where}[{index}]", is_new=index > last)
+            (path := f"{where}[{index}]", self._as_text(each, path, is_new=index > last))
             for index, each in enumerate(read)
             if each is not None
         ]
@@ -220,45 +222,56 @@ class Conversation:
     """The messages of a chat, made of items. Items of one answer become one message."""
 
     def __init__(self, instructions: str | None) -> None:
-        self.messages: list[dict[str, Any]] = []
+        self.messages: list[ChatMessage] = []
+        self.origins: list[str] = []  # the path of each message's last item in the body
         if instructions is not None:
-            self.messages.append({"role": "system", "content": instructions})
+            self._append("instructions", ChatMessage("system", instructions))
 
-    def add(self, items: list[Item]) -> None:
-        """Add items."""
-        for item in items:
-            self._add(item)
-
-    def _add(self, item: Item) -> None:
+    def add(self, origin: str, item: Item) -> None:
+        """Add an item."""
         match item:
             case Message(role="assistant"):
-                message = self._answer_without("tool_calls", "content")
-                message["content"] = text_of(item.content)
+                answer = self._answer_without(origin, "tool_calls", "content")
+                self._put(answer, content=text_of(item.content))
             case Message():
-                content = text_of(item.content)
-                self.messages.append({"role": item.role, "content": content})
+                self._append(origin, ChatMessage(item.role, text_of(item.content)))
             case ReasoningItem():
-                message = self._answer_without("tool_calls", "content", "reasoning_content")
-                message["reasoning_content"] = item.text() or ""
+                fields = ("tool_calls", "content", "reasoning_content")
+                answer = self._answer_without(origin, *fields)
+                self._put(answer, reasoning_content=item.text() or "")
             case FunctionCall():
-                name = chat_name(item.namespace, item.name)
-                function = {"name": name, "arguments": item.arguments}
-                call = {"id": item.call_id, "type": "function", "function": function}
-                self._answer_without().setdefault("tool_calls", []).append(call)
+                self._call(origin, item, item.arguments)
             case CustomCall():
-                arguments = msgspec.json.encode({"input": item.input}).decode()
-                as_function = FunctionCall(item.call_id, item.name, arguments)
-                self._add(msgspec.structs.replace(as_function, namespace=item.namespace))
+                self._call(origin, item, msgspec.json.encode({"input": item.input}).decode())
             case FunctionOutput():
-                content = text_of(item.output)
-                self.messages.append(
-                    {"role": "tool", "tool_call_id": item.call_id, "content": content}
-                )
+                output = text_of(item.output)
+                self._append(origin, ChatMessage("tool", output, tool_call_id=item.call_id))
 
-    def _answer_without(self, *fields: str) -> dict[str, Any]:
+    def _append(self, origin: str, message: ChatMessage) -> None:
+        self.messages.append(message)
+        self.origins.append(origin)
+
+    def _put(self, message: ChatMessage, **fields: object) -> None:
+        """Put the last message, with these fields, in its place."""
+        self.messages[-1] = msgspec.structs.replace(message, **fields)
+
+    def _call(self, origin: str, item: FunctionCall | CustomCall, arguments: str) -> None:
+        function = CalledFunction(chat_name(item.namespace, item.name), arguments)
+        call = MessageToolCall(id=item.call_id, type="function", function=function)
+        answer = self._answer_without(origin)
+        if answer.tool_calls is None:
+            self._put(answer, tool_calls=[call])
+        else:
+            answer.tool_calls.append(call)
+
+    def _answer_without(self, origin: str, *fields: str) -> ChatMessage:
         """Return the answer that ends the chat so far. It is a new one if that has a field."""
         last = self.messages[-1] if self.messages else None
-        if last is not None and last["role"] == "assistant" and not last.keys() & set(fields):
-            return last
-        self.messages.append({"role": "assistant"})
-        return self.messages[-1]
+        if (
+            last is None
+            or last.role != "assistant"
+            or any(getattr(last, name) is not None for name in fields)
+        ):
+            self._append(origin, last := ChatMessage("assistant"))
+        self.origins[-1] = origin
+        return last

@@ -8,12 +8,24 @@ from msgspec import Meta, Raw
 from tandem.frontend.bodies.ignored import Ignored
 from tandem.frontend.bodies.invalid import invalid_field
 from tandem.frontend.bodies.outline import begins
-from tandem.frontend.bodies.typed import NULL, Body, Count, Natural, Share, read_body
+from tandem.frontend.bodies.typed import NULL, Body, Count, Natural, Share, read_body, read_schema
+from tandem.frontend.chat.body import (
+    AllowedTokens,
+    BadWords,
+    CacheSalt,
+    Penalty,
+    RepetitionPenalty,
+    Seed,
+    Temperature,
+    TopK,
+)
+from tandem.frontend.chat.constraints import JsonSchema, ResponseFormat
 from tandem.frontend.chat.thinking import Reasoning as ChatReasoning
 from tandem.frontend.chat.thinking import Thinking
-from tandem.frontend.responses.items import Item, Reading, user_message
+from tandem.frontend.responses.items import Placed, Reading, user_message
 
 _LARGE = ("input", "instructions")  # bounded by the body
+SCHEMA = "text.format.schema"
 _ENCRYPTED = "reasoning.encrypted_content"
 MetaKey = Annotated[str, Meta(max_length=64)]
 MetaValue = Annotated[str, Meta(max_length=512)]
@@ -27,6 +39,16 @@ class Format(msgspec.Struct, frozen=True):
     description: str | msgspec.UnsetType | None = msgspec.UNSET
     schema: Raw | msgspec.UnsetType = msgspec.UNSET
     strict: bool | msgspec.UnsetType | None = msgspec.UNSET
+
+    def for_chat(self) -> ResponseFormat:
+        """Return the format as a chat has it. Raises InvalidRequestError naming the field."""
+        if self.type != "json_schema":
+            return ResponseFormat(self.type or "text")
+        names = ("name", "description", "strict")
+        values = {name: getattr(self, name) for name in names}
+        given: dict[str, Any] = {n: v for n, v in values.items() if v is not msgspec.UNSET}
+        schema = None if self.schema is msgspec.UNSET else read_schema(self.schema, SCHEMA)
+        return ResponseFormat("json_schema", JsonSchema(schema=schema, **given))
 
 
 class TextConfig(msgspec.Struct, frozen=True):
@@ -61,10 +83,10 @@ class ResponsesRequest(Body, frozen=True, kw_only=True):
     input: Raw = NULL
     instructions: str | None = None
     max_output_tokens: Count | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    temperature: Temperature | None = None
     top_p: Share | None = None
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     tools: Raw = NULL
@@ -78,13 +100,13 @@ class ResponsesRequest(Body, frozen=True, kw_only=True):
     metadata: Annotated[dict[MetaKey, MetaValue], Meta(max_length=16)] | None = None
 
     # Beyond OpenAI, as in chat.
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    cache_salt: str | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
+    top_k: TopK | None = None
+    min_p: Share | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    seed: Seed | None = None
+    cache_salt: CacheSalt | None = None
+    allowed_token_ids: AllowedTokens | None = None
+    bad_words: BadWords | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
     thinking: bool | Thinking | None = None
@@ -103,10 +125,10 @@ class ResponsesRequest(Body, frozen=True, kw_only=True):
         """True if reasoning items have an `encrypted_content`, which a client sends back."""
         return _ENCRYPTED in (self.include or ())
 
-    def inputs(self, reading: Reading) -> list[Item]:
+    def inputs(self, reading: Reading) -> list[Placed]:
         """Return the items of the input. Raises InvalidRequestError naming the field."""
         if begins(self.input, b'"'):
-            return [user_message(self.input)]
+            return [("input", user_message(self.input))]
         if not begins(self.input, b"["):
             raise invalid_field("input", "must be a string or a list")
         return reading.items(self.input, "input")

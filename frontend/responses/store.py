@@ -125,6 +125,7 @@ class ResponseStore:
         items: list[Item] = []
         reading = Reading(Ignored())
         for turn in reversed(turns):
-            items += reading.items(turn.inputs, "input")
-            items += reading.items(_decode_output(turn.body).output, "output")
+            given = reading.items(turn.inputs, "input")
+            answer = reading.items(_decode_output(turn.body).output, "output")
+            items += [item for _, item in given + answer]
         return items

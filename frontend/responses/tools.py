@@ -8,9 +8,13 @@ import msgspec
 from msgspec import Meta, Raw
 
 from tandem.frontend.bodies.ignored import Ignored
-from tandem.frontend.bodies.invalid import unsupported
-from tandem.frontend.bodies.outline import begins, is_null, list_of_tools
-from tandem.frontend.bodies.typed import NULL, read, read_type
+from tandem.frontend.bodies.invalid import invalid_field, unsupported
+from tandem.frontend.bodies.outline import MAX_TOOLS, begins, is_null, list_of_tools
+from tandem.frontend.bodies.typed import NULL, read, read_schema, read_type
+from tandem.frontend.chat.tools import AllowedTools as ChatAllowed
+from tandem.frontend.chat.tools import ChosenTools, Function, FunctionName, NamedTool
+from tandem.frontend.chat.tools import Tool as ChatTool
+from tandem.frontend.chat.tools import ToolChoice as ChatChoice
 
 Mode = Literal["none", "auto", "required"]
 Name = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -32,16 +36,10 @@ class FunctionTool(msgspec.Struct, frozen=True, kw_only=True):
     parameters: Raw = NULL
     strict: bool | None = None
 
-    def for_chat(self, namespace: str | None = None) -> dict[str, Any]:
-        """Return the tool as a chat has it."""
-        function: dict[str, Any] = {"name": chat_name(namespace, self.name)}
-        if self.description is not None:
-            function["description"] = self.description
-        if not is_null(self.parameters):
-            function["parameters"] = self.parameters
-        if self.strict is not None:
-            function["strict"] = self.strict
-        return {"type": "function", "function": function}
+    def function(self, name: str, field: str) -> Function:
+        """Return the function of a chat. Raises InvalidRequestError naming the field."""
+        schema = read_schema(self.parameters, f"{field}.parameters")
+        return Function(name, self.description, schema, self.strict)
 
 
 class CustomTool(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,15 +50,10 @@ class CustomTool(msgspec.Struct, frozen=True, kw_only=True):
     description: str | None = None
     format: Raw = NULL
 
-    def for_chat(self, namespace: str | None = None) -> dict[str, Any]:
-        """Return the tool as a chat has it, with the form of its input in the description."""
+    def function(self, name: str, field: str) -> Function:
+        """Return the function of a chat, with the form of its input in the description."""
         form = "" if is_null(self.format) else f"Format of the input: {bytes(self.format).decode()}"
-        function = {
-            "name": chat_name(namespace, self.name),
-            "description": "\n".join(filter(None, (self.description, form))),
-            "parameters": _INPUT,
-        }
-        return {"type": "function", "function": function}
+        return Function(name, "\n".join(filter(None, (self.description, form))), _INPUT)
 
 
 class NamespaceTool(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,23 +118,23 @@ class Tools(msgspec.Struct, frozen=True):
     callables: list[CallableTool]
     choice: ToolChoice
 
-    def chat_fields(self) -> dict[str, Any]:
-        """Return the tools and the choice as a chat has them."""
-        fields: dict[str, Any] = {}
-        if self.callables:
-            fields["tools"] = [each.tool.for_chat(each.namespace) for each in self.callables]
+    def for_chat(self) -> list[ChatTool] | None:
+        """Return the tools as a chat has them. Raises InvalidRequestError naming the field."""
+        functions = [each.tool.function(each.name, each.field) for each in self.callables]
+        return [ChatTool("function", each) for each in functions] or None
+
+    def choice_for_chat(self) -> ChatChoice | None:
+        """Return the choice as a chat has it."""
         match self.choice:
             case ToolName(name=name):
-                fields["tool_choice"] = {"type": "function", "function": {"name": name}}
+                return ChosenTools("function", FunctionName(name))
             case AllowedTools(tools=tools, mode=mode):
                 names = {each.name for each in tools}
                 allowed = [each for each in self.callables if each.tool.name in names]
-                named = [{"function": {"name": each.name}} for each in allowed]
-                form = {"mode": mode or "auto", "tools": named}
-                fields["tool_choice"] = {"type": "allowed_tools", "allowed_tools": form}
-            case mode if mode != "auto" or self.callables:
-                fields["tool_choice"] = mode
-        return fields
+                named = [NamedTool(function=FunctionName(each.name)) for each in allowed]
+                return ChosenTools("allowed_tools", None, ChatAllowed(named, mode or "auto"))
+            case mode:
+                return mode if mode != "auto" or self.callables else None
 
 
 def read_all(tools: Raw, choice: Raw, ignored: Ignored) -> Tools:
@@ -159,6 +152,8 @@ def read_all(tools: Raw, choice: Raw, ignored: Ignored) -> Tools:
             if isinstance(inner, NamespaceTool):
                 raise unsupported(f"{place}.type", inner.type)
             callables.append(CallableTool(place, tool.name, inner))
+    if len(callables) > MAX_TOOLS:
+        raise invalid_field("tools", f"has {len(callables)} functions, the most is {MAX_TOOLS}")
     chosen = _read_choice(choice, ignored if len(given) < len(raws) else None)
     if chosen == "required" and not callables and raws:
         ignored.add("tool_choice")

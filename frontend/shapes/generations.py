@@ -55,11 +55,14 @@ class Generations:
 
     def is_for_text_model(self, raw: bytes) -> bool:
         """Return True if a body names a model that reads and writes text itself."""
-        catalog = self._deps.catalog
-        if not catalog.has_text_models:
+        if not self._deps.catalog.has_text_models:
             return False
         name = model_named_in(raw)
-        return name is not None and catalog.reads_text(name)
+        return name is not None and self.reads_text(name)
+
+    def reads_text(self, name: str) -> bool:
+        """Return True for the name of a model that reads and writes text itself."""
+        return self._deps.catalog.reads_text(name)
 
     async def of_tokens(
         self, body: ChatRequest | CompletionRequest, new_sink: NewSink, call: Call

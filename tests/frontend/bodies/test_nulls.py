@@ -12,7 +12,7 @@ from tandem.frontend.bodies.ignored import Ignored
 from tandem.frontend.bodies.typed import read_body
 from tandem.frontend.chat.requests import ChatRequest, parse
 from tandem.frontend.config import FrontendConfig
-from tandem.frontend.responses.api import chat_fields
+from tandem.frontend.responses.api import chat_of
 from tandem.frontend.responses.items import Reading
 from tandem.frontend.responses.requests import parse as parse_response
 from tandem.frontend.responses.tools import read_all
@@ -95,22 +95,24 @@ MESSAGE = {
 
 
 def of_chat(raw: bytes) -> object:
-    body = parse(ChatRequest, raw, FrontendConfig())
+    return read_chat(parse(ChatRequest, raw, FrontendConfig()))
+
+
+def read_chat(body: ChatRequest) -> object:
+    body.check(FrontendConfig(), Ignored())
     return body, body.conversation(), body.constraint()
 
 
 def of_response(raw: bytes) -> object:
     ignored = Ignored()
     request = parse_response(raw, ignored)
-    tools = read_all(request.tools, request.tool_choice, ignored).chat_fields()
-    fields = chat_fields(request, [], request.inputs(Reading(ignored)))
-    return of_chat(msgspec.json.encode(fields | tools))
+    tools = read_all(request.tools, request.tool_choice, ignored)
+    return read_chat(chat_of(request, [], request.inputs(Reading(ignored)), tools))
 
 
 def of_message(raw: bytes) -> object:
     request = read_body(MessagesRequest, raw, LARGE, Ignored())
-    fields, _ = request.chat_fields(Ignored(), images_as_text=True)
-    return of_chat(msgspec.json.encode(fields))
+    return read_chat(request.chat(Ignored(), images_as_text=True))
 
 
 def changes(value: Any) -> Iterator[tuple[str, Any, Any]]:
