@@ -1,4 +1,4 @@
-"""One rank's share of a model: of heads, of a feed-forward layer's width, and of the vocabulary."""
+"""One rank's share of a model: of heads, of feed-forward layers' widths, and of the vocabulary."""
 
 from dataclasses import dataclass, replace
 
@@ -20,62 +20,68 @@ class Shard:
         whole = self.whole
         return replace(
             whole,
-            num_heads=len(self._heads(whole.num_heads)),
+            num_heads=len(self._share("num_heads")),
             num_kv_heads=len(self.kv_heads),
-            intermediate_size=len(self._range(whole.intermediate_size)),
-            vocab_size=len(self._range(whole.vocab_size)),
+            intermediate_size=len(self._share("intermediate_size")),
+            vocab_size=len(self._share("vocab_size")),
         )
 
     @property
     def kv_heads(self) -> range:
-        return self._heads(self.whole.num_kv_heads)
+        return self._share("num_kv_heads")
 
     @property
     def vocab_starts(self) -> list[int]:
         """The first token of each rank, and the end of the vocabulary."""
-        return [_start(self.whole.vocab_size, index, self.size) for index in range(self.size + 1)]
+        return [self._start("vocab_size", index) for index in range(self.size + 1)]
 
-    def spans(self, spec: TensorSpec) -> tuple[list[range], range | None]:
-        """Return this rank's part of a stored tensor: ranges of its rows, one of its columns.
+    def parts(self, spec: TensorSpec) -> list[tuple[range, range]]:
+        """Return this rank's part of a stored tensor: pairs of rows and of their columns.
 
-        None: it has no columns.
+        Those of stacked matrices are the same in each. A vector has rows, of one column.
         """
         assert not spec.is_transposed and not spec.is_interleaved and not spec.is_per_expert
         rows = self._ranges(spec.shape[0])
-        if len(spec.shape) == 1:
-            return rows, None
-        _, name = spec.shape
-        [columns] = self._ranges(name)
-        return rows, columns
+        [columns] = [range(1)] if len(spec.shape) == 1 else self._ranges(spec.shape[-1])
+        return [(each, columns) for each in rows]
 
     def _ranges(self, name: Size) -> list[range]:
         """Return this rank's part of a dimension: a range of each of the matrices in it."""
-        whole = self.whole
-        if name in ("hidden_size", "head_dim"):
-            return [range(getattr(whole, name))]
-        if name in ("num_heads", "num_kv_heads"):
-            return [self._heads(getattr(whole, name))]
-        parts: dict[Size, list[int]] = {
-            "qkv_size": [whole.q_size, whole.kv_size, whole.kv_size],
-            "gate_up_size": [whole.intermediate_size] * 2,
+        parts: dict[Size, tuple[Size, ...]] = {
+            "qkv_size": ("q_size", "kv_size", "kv_size"),
+            "gate_up_size": ("intermediate_size", "intermediate_size"),
         }
         ranges, first = [], 0
-        for part in parts.get(name, [getattr(whole, name)]):
-            mine = self._range(part)
+        for part in parts.get(name, (name,)):
+            mine = self._share(part)
             ranges.append(range(first + mine.start, first + mine.stop))
-            first += part
+            first += getattr(self.whole, part)
         return ranges
 
-    def _range(self, count: int) -> range:
-        """Return this rank's part of an even number; a pair of bfloat16 is not parted."""
-        starts = (_start(count, index, self.size) for index in (self.index, self.index + 1))
-        return range(*starts)
+    def _share(self, name: Size) -> range:
+        """Return this rank's part of a dimension of one matrix."""
+        if name in ("num_heads", "num_kv_heads", "q_size", "kv_size"):
+            unit = 1 if name.startswith("num") else self.whole.head_dim
+            each = getattr(self.whole, name) // unit // self.size
+            return range(self.index * each * unit, (self.index + 1) * each * unit)
+        if name in ("intermediate_size", "vocab_size"):
+            return range(self._start(name, self.index), self._start(name, self.index + 1))
+        return range(getattr(self.whole, name))
 
-    def _heads(self, count: int) -> range:
-        each = count // self.size
-        return range(self.index * each, (self.index + 1) * each)
+    def _start(self, name: Size, index: int) -> int:
+        """Return the first of a rank, where kernels.cpu.segments begins a segment too."""
+        count: int = getattr(self.whole, name)
+        unit = cut_unit(self.whole, name)
+        return count if index == self.size else count // unit * index // self.size * unit
 
 
-def _start(count: int, index: int, size: int) -> int:
-    """Return the first of `count` of a rank, where kernels.cpu.segments begins a segment too."""
-    return count if index == size else count // 2 * index // size * 2
+def cut_unit(model: ModelConfig, name: Size) -> int:
+    """Return how many of a dimension stay together where it is cut.
+
+    These are a head, the inputs that share a scale, 8 codes, or a pair of bfloat16.
+    """
+    if name == "q_size":
+        return model.head_dim
+    if model.quantization is None:
+        return 2
+    return 8 if name == "vocab_size" else max(8, model.quantization.group_size)

@@ -60,11 +60,7 @@ class Model:
         if kernels.fused is not None and all(layer.fused for layer in self._layers):
             self._max_fused_tokens = kernels.fused.max_tokens
         head = weights.lm_head
-        if kernels.pack_head is not None and isinstance(head, torch.Tensor):
-            lm_head = kernels.pack_head(head)
-        else:
-            lm_head = kernels.pack_linear(head)
-        lm_head = scaled(lm_head, config.logit_multiplier)
+        lm_head = scaled((kernels.pack_head or kernels.pack_linear)(head), config.logit_multiplier)
         self._lm_head = capped(lm_head, config.logit_cap)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -114,8 +114,8 @@ class Kernels:
     fused: FusedProducts | None = None
     # The products of attention's output and of a feed-forward layer's, by the name of the matrix's
     # second size, and of the vocabulary; None: pack_linear.
-    pack_output: Callable[[torch.Tensor, Size], Linear] | None = None
-    pack_head: Callable[[torch.Tensor], Linear] | None = None
+    pack_output: Callable[[Matrix, Size], Linear] | None = None
+    pack_head: Callable[[Matrix], Linear] | None = None
     step_options: Callable[[Batch, torch.Tensor, torch.Tensor, int, int], StepOptions] = _no_options
 
 

@@ -111,7 +111,7 @@ class LayerPacker:
     def _output(
         self, weight: Matrix, in_size: Size, bias: torch.Tensor | None, factor: float
     ) -> Linear:
-        if self.kernels.pack_output is None or not isinstance(weight, torch.Tensor):
+        if self.kernels.pack_output is None:
             return self._linear(weight, bias, factor)
         return scaled(
             with_bias(self.kernels.pack_output(weight, in_size), bias, self.dtype), factor

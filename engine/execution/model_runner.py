@@ -188,7 +188,7 @@ class ModelRunner:
             return kernels, None
         from tandem.engine.ranks.rank import with_segments
 
-        return with_segments(kernels, self._num_segments), None
+        return with_segments(kernels, self.model_config, self._num_segments), None
 
     def _own_heads(self, pool: torch.Tensor) -> torch.Tensor:
         return pool if self._rank is None else self._rank.own_heads(pool)

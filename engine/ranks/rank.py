@@ -9,24 +9,27 @@ from functools import partial
 import torch
 
 from tandem.engine.architecture.config import ModelConfig
-from tandem.engine.architecture.shard import Shard
+from tandem.engine.architecture.shard import Shard, cut_unit
 from tandem.engine.architecture.spec import Size
 from tandem.engine.decoder.kernel_set import Kernels
 from tandem.kernels.cpu.linear import pack_linear
 from tandem.kernels.cpu.ranks import BUFFER_BYTES, LINE_BYTES, RankExchange, shared_bytes
 from tandem.kernels.cpu.segments import SegmentedLinear, Segments
 from tandem.kernels.reference.linear import Linear
+from tandem.kernels.reference.quantized import Matrix
 
 # The longest that a rank waits for another within a step, which is one product of one layer.
 PATIENCE_S = 60.0
 FLOAT_BYTES = 4
 
 
-def with_segments(kernels: Kernels, num_segments: int) -> Kernels:
+def with_segments(kernels: Kernels, model: ModelConfig, num_segments: int) -> Kernels:
     """Return `kernels` for one process that adds up as several would, in `num_segments`."""
 
-    def pack_output(weight: torch.Tensor, _: Size) -> Linear:
-        return SegmentedLinear(weight, Segments(weight.shape[1], num_segments, 0, num_segments))
+    def pack_output(weight: Matrix, in_size: Size) -> Linear:
+        unit = cut_unit(model, in_size)
+        segments = Segments(weight.shape[1], num_segments, 0, num_segments, unit)
+        return SegmentedLinear(weight, segments)
 
     return replace(kernels, pack_output=pack_output)
 
@@ -95,14 +98,14 @@ class Rank:
             pack_head=self._pack_head,
         )
 
-    def _pack_output(self, weight: torch.Tensor, in_size: Size) -> Linear:
-        whole_size: int = getattr(self.shard.whole, in_size)
-        count = self._num_segments // self.shard.size
-        segments = Segments(whole_size, self._num_segments, self.shard.index * count, count)
-        product, dtype = SegmentedLinear(weight, segments, torch.float32), weight.dtype
-        return lambda x: self.exchange.add_up(product(x), dtype)
+    def _pack_output(self, weight: Matrix, in_size: Size) -> Linear:
+        model, count = self.shard.whole, self._num_segments // self.shard.size
+        where = self._num_segments, self.shard.index * count, count, cut_unit(model, in_size)
+        segments = Segments(getattr(model, in_size), *where)
+        product = SegmentedLinear(weight, segments, torch.float32)
+        return lambda x: self.exchange.add_up(product(x), x.dtype)
 
-    def _pack_head(self, weight: torch.Tensor) -> Linear:
+    def _pack_head(self, weight: Matrix) -> Linear:
         linear, starts = pack_linear(weight), self.shard.vocab_starts
         return lambda hidden: self.exchange.join_columns(linear(hidden), starts)
 
@@ -122,5 +125,5 @@ class Rank:
 
 def _buffer_bytes(model: ModelConfig, size: int) -> int:
     """Return a size that holds a row of a rank's logits, and one of hidden states, in float32."""
-    widest = max(model.vocab_size // size + 4, model.hidden_size) * FLOAT_BYTES
+    widest = max(model.vocab_size // size + 16, model.hidden_size) * FLOAT_BYTES
     return max(BUFFER_BYTES, -(-widest // LINE_BYTES) * LINE_BYTES)

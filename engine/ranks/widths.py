@@ -1,14 +1,13 @@
 """The numbers of ranks that can compute a model, and the order of sums that they have in common."""
 
-from math import gcd
-
 import torch
 
 from tandem.engine.architecture.config import ModelConfig
+from tandem.engine.architecture.shard import cut_unit
 from tandem.engine.config import EngineConfig
 from tandem.runtime.errors import ConfigError
 
-MAX_SEGMENTS = 8  # as in kernels.cpu.segments, which only a machine with a C compiler can load
+WIDTHS = (1, 2, 4, 8)  # the last as in kernels.cpu.segments, which needs a C compiler
 _WHOLE_NORMS = ("wide_q_norm", "wide_k_norm")
 
 
@@ -19,9 +18,7 @@ def num_segments(config: EngineConfig, model: ModelConfig) -> int:
     """
     if _obstacle(config, model) is not None:
         return 1
-    if not config.tp_invariant:
-        return config.tp
-    return gcd(MAX_SEGMENTS, model.num_kv_heads)
+    return _widths(model)[-1] if config.tp_invariant else config.tp
 
 
 def check_width(config: EngineConfig, model: ModelConfig) -> None:
@@ -32,10 +29,29 @@ def check_width(config: EngineConfig, model: ModelConfig) -> None:
     if config.tp == 1:
         return
     reason = _obstacle(config, model)
-    if reason is None:
-        reason = _misfit(config.tp, model.num_kv_heads, num_segments(config, model))
+    if reason is None and config.tp not in (widths := _widths(model)):
+        reason = (
+            f"a model of {model.num_heads} heads, {model.num_kv_heads} KV heads and "
+            f"{_cuts(model)} is served by {', '.join(map(str, widths))} processes"
+        )
     if reason is not None:
         raise ConfigError(f"tp {config.tp}: {reason}", param="tp")
+
+
+def _widths(model: ModelConfig) -> list[int]:
+    """Return the numbers of ranks that can share the model's heads and its layers' width."""
+    heads, kv_heads = model.num_heads, model.num_kv_heads
+    units = model.intermediate_size // cut_unit(model, "intermediate_size")
+    return [
+        width
+        for width in WIDTHS
+        if width == 1 or (heads % width == kv_heads % width == 0 and units >= width)
+    ]
+
+
+def _cuts(model: ModelConfig) -> str:
+    unit = cut_unit(model, "intermediate_size")
+    return f"a width of {model.intermediate_size} in units of {unit}"
 
 
 def _obstacle(config: EngineConfig, model: ModelConfig) -> str | None:
@@ -50,13 +66,13 @@ def _obstacle(config: EngineConfig, model: ModelConfig) -> str | None:
         return f"the model is computed by {model.architecture.code}, in one process"
     if model.mixture is not None:
         return "a mixture of experts is served by one process"
-    if model.quantization is not None:
-        return f"{model.quantization.name} weights are served by one process"
     slots = {spec.slot for spec in model.layer_tensors(0)}
     if slots.intersection(_WHOLE_NORMS):
         return "the model norms queries over all heads at once, which one process must have"
-    if model.intermediate_size % 2 or model.intermediate_size < 2 * MAX_SEGMENTS:
+    if model.intermediate_size % 2:
         return f"an intermediate_size of {model.intermediate_size} is not cut"
+    if model.quantization is not None and model.head_dim % 8:
+        return f"quantized matrices for heads of {model.head_dim} numbers are not cut"
     # Not at the top: it compiles the kernels.
     from tandem.kernels.cpu.linear import is_for_c
 
@@ -65,12 +81,4 @@ def _obstacle(config: EngineConfig, model: ModelConfig) -> str | None:
             f"{model.dtype} is not multiplied by the kernels in C on this processor; set "
             "engine.dtype to float32"
         )
-    return None
-
-
-def _misfit(tp: int, num_kv_heads: int, segments: int) -> str | None:
-    if tp & (tp - 1) or num_kv_heads % tp:
-        widths = ", ".join(str(1 << i) for i in range(4) if num_kv_heads % (1 << i) == 0)
-        return f"a model of {num_kv_heads} KV heads is served by {widths} processes"
-    assert segments % tp == 0
     return None

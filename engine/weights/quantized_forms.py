@@ -5,12 +5,15 @@ compressed-tensors, AutoAWQ, AutoGPTQ and its successors, and gpt-oss.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import gcd
+from typing import NamedTuple
 
 import torch
 
-from tandem.engine.architecture.quantization import Quantization
+from tandem.engine.architecture.quantization import Form, Quantization
 from tandem.engine.weights.checkpoint import CODES, FLOATS, Checkpoint, StoredTensor
+from tandem.engine.weights.weight_readers import Target, slices
 from tandem.kernels.reference.quantized import INPUT_GROUP, QuantizedMatrix
 from tandem.runtime.errors import ModelError
 
@@ -31,6 +34,24 @@ UNREAD_OF_KV = (".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".prob_scale")
 Shape = tuple[int, ...]
 
 
+class _Codes(NamedTuple):
+    """The tensor of codes of a form."""
+
+    suffix: str
+    rows: int  # of the matrix, in one item
+    inputs: int
+    is_by_inputs: bool = False  # its rows are the inputs
+
+
+_CODES: dict[Form, _Codes] = {
+    "float8": _Codes("weight", 1, 1),
+    "awq": _Codes("qweight", 8, 1, is_by_inputs=True),
+    "gptq": _Codes("qweight", 1, 8, is_by_inputs=True),
+    "packed": _Codes("weight_packed", 1, 8),
+    "mxfp4": _Codes("blocks", 1, 2),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class StoredMatrix:
     """A matrix, or stacked ones, of `shape`, with the tensors of its module by their suffixes."""
@@ -39,6 +60,8 @@ class StoredMatrix:
     shape: Shape  # [..., out, in]
     tensors: Mapping[str, StoredTensor]
     shapes: Mapping[str, Shape]  # of `tensors`
+    rows: range  # that are read
+    inputs: range  # of these rows
 
 
 def is_quantized(checkpoint: Checkpoint, name: str) -> bool:
@@ -92,7 +115,40 @@ def find_quantized(
         finder.add(("scales",), _SCALES, (num_groups, out_size))
         finder.add(("qzeros",), _WORDS, (num_groups, out_size // 8))
         finder.add_if_there("g_idx", _WORDS, (in_size,))
-    return StoredMatrix(module, shape, finder.tensors, finder.shapes)
+    whole = range(out_size), range(in_size)
+    return StoredMatrix(module, shape, finder.tensors, finder.shapes, *whole)
+
+
+def allocate_tensors(
+    stored: StoredMatrix, form: Quantization, device: torch.device
+) -> tuple[dict[str, torch.Tensor], list[Target]]:
+    """Return memory for the tensors of a matrix, by suffix, and what is to be read into it.
+
+    Of the codes these are the rows and inputs that are wanted, and all of the smaller tensors.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    targets: list[Target] = []
+    codes = _CODES[form.form]
+    for suffix, tensor in stored.tensors.items():
+        shape = stored.shapes[suffix]
+        if suffix == codes.suffix:
+            *outer, out_size, in_size = stored.shape
+            sizes = out_size // codes.rows, in_size // codes.inputs
+            spans = _items(stored.rows, codes.rows), _items(stored.inputs, codes.inputs)
+            if codes.is_by_inputs:
+                sizes, spans = sizes[::-1], spans[::-1]
+            shape = (*outer, *map(len, spans))
+        tensors[suffix] = torch.empty(shape, dtype=tensor.dtype, device=device)
+        if suffix == codes.suffix:
+            targets += slices(tensor, tensors[suffix], sizes, *spans)
+        else:
+            targets.append(Target(tensor, tensors[suffix]))
+    return tensors, targets
+
+
+def _items(numbers: range, of_item: int) -> range:
+    assert numbers.start % of_item == numbers.stop % of_item == 0
+    return range(numbers.start // of_item, numbers.stop // of_item)
 
 
 @dataclass(slots=True)
@@ -131,7 +187,25 @@ def read_quantized(
         "awq": reader.awq,
         "gptq": reader.gptq,
     }[form.form]()
-    return matrix.each(torch.Tensor.contiguous)
+    return _with_scales_of(matrix, stored).each(torch.Tensor.contiguous)
+
+
+def _with_scales_of(matrix: QuantizedMatrix, stored: StoredMatrix) -> QuantizedMatrix:
+    """Return the part of a matrix whose codes are read, from these and the scales of all of it.
+
+    Inputs of a group that is parted have its scale in smaller groups.
+    """
+    size, inputs = matrix.group_size, stored.inputs
+    if matrix.scales.shape[-1] > 1:
+        size = gcd(size, inputs.start)
+    starts = torch.arange(inputs.start, inputs.stop, size, device=matrix.device)
+
+    def of_part(scales: torch.Tensor) -> torch.Tensor:
+        rows = scales[..., stored.rows.start : stored.rows.stop, :]
+        return rows[..., starts // matrix.group_size]
+
+    zeros = None if matrix.zeros is None else of_part(matrix.zeros)
+    return replace(matrix, scales=of_part(matrix.scales), group_size=size, zeros=zeros)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +222,13 @@ class _Reader:
         codes = self.tensors["weight"].view(torch.uint8)
         if bool(((codes & 127) == 127).any()):
             raise self._error("weight", "not all numbers are finite")
-        scales = self._scales("weight_scale_inv")
+        scales, num_rows = self._scales("weight_scale_inv"), self.stored.shape[-2]
         if bool((scales.abs() > _MOST_FLOAT8_SCALE).any()):
             raise self._error("weight_scale_inv", f"a scale is above {_MOST_FLOAT8_SCALE:g}")
         if self.form.group_size:
-            scales = scales.repeat_interleave(self.form.group_rows, 0)[: len(codes)]
+            scales = scales.repeat_interleave(self.form.group_rows, 0)[:num_rows]
         else:
-            scales = scales.view(-1, 1).expand(len(codes), 1)
+            scales = scales.view(-1, 1).expand(num_rows, 1)
         rounds_inputs = self.form.rounds_inputs and self.form.group_size in (0, INPUT_GROUP)
         return QuantizedMatrix(
             "float8", codes, scales, self.group_size, rounds_inputs=rounds_inputs
@@ -165,7 +239,7 @@ class _Reader:
         if bool((exponents > _FLOAT4_BIAS + _MOST_FLOAT4_EXPONENT).any()):
             raise self._error("scales", f"a scale is above 2^{_MOST_FLOAT4_EXPONENT}")
         scales = (exponents.float() - _FLOAT4_BIAS).exp2().to(torch.bfloat16)
-        return QuantizedMatrix("float4", self.tensors["blocks"].flatten(-2), scales, 32)
+        return QuantizedMatrix("float4", self.tensors["blocks"].flatten(2), scales, 32)
 
     def packed(self) -> QuantizedMatrix:
         self._refuse_order("weight_g_idx")

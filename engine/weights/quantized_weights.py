@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from tandem.engine.architecture.quantization import Quantization
+from tandem.engine.architecture.shard import Shard
 from tandem.engine.architecture.spec import TensorSpec
-from tandem.engine.weights.checkpoint import Checkpoint, StoredTensor
+from tandem.engine.weights.checkpoint import Checkpoint
 from tandem.engine.weights.quantized_forms import (
     StoredMatrix,
+    allocate_tensors,
     find_quantized,
     is_quantized,
     read_quantized,
 )
+from tandem.engine.weights.weight_readers import Target
 from tandem.kernels.reference.quantized import QuantizedMatrix
 from tandem.runtime.errors import ModelError
 
@@ -43,8 +46,9 @@ def find_slots(
     form: Quantization | None,
     parts: Iterable["WeightPart"],
     rename: Callable[[str], str],
+    shard: Shard | None,
 ) -> QuantizedSlots:
-    """Return the slots whose matrices are quantized in the files.
+    """Return the slots whose matrices are quantized in the files; with `shard`, its share of them.
 
     Raises ModelError for one of which a part is not, and naming a tensor that is missing.
     """
@@ -52,12 +56,14 @@ def find_slots(
     numbers: dict[Slot, str] = {}
     for part in parts if form else ():
         assert form is not None
-        name = rename(part.name)
-        if not _may_be_quantized(part.spec, form) or not is_quantized(checkpoint, name):
+        name, spec = rename(part.name), part.spec
+        if not _may_be_quantized(spec, form) or not is_quantized(checkpoint, name):
             numbers[part.slot] = name
             continue
         stored = find_quantized(checkpoint, form, name, tuple(part.rows.shape))
-        found.setdefault(part.slot, []).append(QuantizedPart(part.spec, stored, {}))
+        mine = found.setdefault(part.slot, [])
+        for rows, inputs in [(stored.rows, stored.inputs)] if shard is None else shard.parts(spec):
+            mine.append(QuantizedPart(spec, replace(stored, rows=rows, inputs=inputs), {}))
     for slot in found.keys() & numbers.keys():
         raise ModelError(
             f"{checkpoint.folder}: {found[slot][0].stored.name} is quantized and {numbers[slot]} "
@@ -73,15 +79,11 @@ def _may_be_quantized(spec: TensorSpec, form: Quantization) -> bool:
     return spec.kind == "matrix" and spec.slot not in _ALWAYS_NUMBERS
 
 
-def allocate(
-    slots: QuantizedSlots, device: torch.device
-) -> Iterator[tuple[StoredTensor, torch.Tensor]]:
-    """Yield every stored tensor with memory for it on `device`."""
+def allocate(slots: QuantizedSlots, form: Quantization, device: torch.device) -> Iterator[Target]:
+    """Yield what is to be read, with memory for it on `device`."""
     for part in (part for parts in slots.values() for part in parts):
-        for suffix, stored in part.stored.tensors.items():
-            shape = part.stored.shapes[suffix]
-            part.tensors[suffix] = torch.empty(shape, dtype=stored.dtype, device=device)
-            yield stored, part.tensors[suffix]
+        part.tensors, targets = allocate_tensors(part.stored, form, device)
+        yield from targets
 
 
 def fill(weights: "ModelWeights", slots: QuantizedSlots, form: Quantization) -> "ModelWeights":
@@ -105,10 +107,9 @@ def _fused(parts: Sequence[QuantizedPart], form: Quantization) -> QuantizedMatri
         if part.spec.is_interleaved:
             matrix = matrix.each(_halves)
         by_spec.setdefault(part.spec, []).append(matrix)
-    each = [
-        _joined(matrices, torch.stack) if spec.is_per_expert else matrices[0]
-        for spec, matrices in by_spec.items()
-    ]
+    each: list[QuantizedMatrix] = []
+    for spec, matrices in by_spec.items():
+        each += [_joined(matrices, torch.stack)] if spec.is_per_expert else matrices
     return _joined(each, partial(torch.cat, dim=-2))
 
 

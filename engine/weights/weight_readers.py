@@ -8,7 +8,7 @@ one half of a pinned buffer while the other half is being copied.
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +52,28 @@ class Target(NamedTuple):
     first_item: int = 0  # of the stored tensor
     run_items: int = 0  # that follow one another in the file; 0: all of them
     step_items: int = 0  # from the start of a run to that of the next
+
+
+def slices(
+    stored: StoredTensor,
+    destination: torch.Tensor,  # [..., len(rows), len(columns)], contiguous from -2 on
+    shape: tuple[int, int],  # of the stored matrix, or of each of stacked ones
+    rows: range,
+    columns: range,
+) -> Iterator[Target]:
+    """Yield the parts of a stored tensor that are these rows and columns of its matrices."""
+    num_rows, num_columns = shape
+    if (len(rows), len(columns)) == shape:
+        yield Target(stored, destination)
+        return
+    for index, matrix in enumerate(
+        destination.unbind() if destination.dim() > 2 else [destination]
+    ):
+        first_item = (index * num_rows + rows.start) * num_columns
+        if len(columns) == num_columns:
+            yield Target(stored, matrix, first_item)
+        else:
+            yield Target(stored, matrix, first_item + columns.start, len(columns), num_columns)
 
 
 def cut(targets: Iterable[Target], piece_bytes: int = PIECE_BYTES) -> list[Piece]:

@@ -1,7 +1,6 @@
 """A model's weights, from the safetensors files of its folder into fused tensors."""
 
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -18,7 +17,14 @@ from tandem.engine.architecture.spec import TensorSpec, model_tensors
 from tandem.engine.weights.checkpoint import Checkpoint, StoredTensor
 from tandem.engine.weights.quantized_forms import UNREAD, UNREAD_OF_KV
 from tandem.engine.weights.quantized_weights import Slot, allocate, fill, find_slots
-from tandem.engine.weights.weight_readers import Target, cut, lane_for, num_readers, read_pieces
+from tandem.engine.weights.weight_readers import (
+    Target,
+    cut,
+    lane_for,
+    num_readers,
+    read_pieces,
+    slices,
+)
 from tandem.kernels.reference.quantized import Matrix
 from tandem.runtime.errors import ModelError
 from tandem.runtime.process.progress import ProgressBar
@@ -178,7 +184,7 @@ def load_weights(
 ) -> ModelWeights:
     """Load the weights in `folder`, cast and fused. Raises ModelError naming file and tensor.
 
-    With `shard`, of a model `config` without quantized matrices, they are those of its rank alone.
+    With `shard`, of the model `config`, they are those of its rank alone.
 
     Every tensor is allocated on `device` first and filled from the files by several threads. Host
     memory beyond the weights of a CPU is a few MiB per thread. Blocks.
@@ -190,7 +196,7 @@ def load_weights(
     is_stacked = _is_stacked(checkpoint, config)
     nowhere = empty_weights(config, dtype, torch.device("meta"))
     planned = list(weight_parts(nowhere, config, is_stacked=is_stacked))
-    quantized = find_slots(checkpoint, config.quantization, planned, rename)
+    quantized = find_slots(checkpoint, config.quantization, planned, rename, shard)
     stored = [
         checkpoint.find(rename(part.name), *part.stored.shape)
         for part in planned
@@ -208,7 +214,8 @@ def load_weights(
         for tensor, part in zip(stored, parts, strict=True)
         for target in _targets(tensor, part, shard)
     ]
-    targets += (Target(*each) for each in allocate(quantized, device))
+    if config.quantization is not None:
+        targets += allocate(quantized, config.quantization, device)
     _warn_of_others(folder, checkpoint, {each.stored.name for each in targets}, config)
     pieces = cut(targets)
     num_bytes = sum(piece.num_bytes for piece in pieces)
@@ -235,18 +242,15 @@ def _targets(stored: StoredTensor, part: WeightPart, shard: Shard | None) -> Ite
     if shard is None:
         yield Target(stored, part.stored)
         return
-    num_columns = math.prod(part.spec.stored_shape(shard.whole)[1:])
-    rows, columns = shard.spans(part.spec)
-    first_row = 0
-    for span in rows:
-        destination = part.stored[first_row : first_row + len(span)]
-        first_row += len(span)
-        first_item = span.start * num_columns
-        if columns is None or len(columns) == num_columns:
-            yield Target(stored, destination, first_item)
-        else:
-            first_item += columns.start
-            yield Target(stored, destination, first_item, len(columns), num_columns)
+    sizes, mine = part.spec.stored_shape(shard.whole), part.stored
+    if len(sizes) == 1:
+        sizes, mine = (*sizes, 1), mine[:, None]
+    num_rows, num_columns = sizes[-2:]
+    first = 0
+    for rows, columns in shard.parts(part.spec):
+        destination = mine.narrow(-2, first, len(rows))
+        first += len(rows)
+        yield from slices(stored, destination, (num_rows, num_columns), rows, columns)
 
 
 def _reorder_heads(layer: LayerWeights, config: ModelConfig, index: int) -> None:

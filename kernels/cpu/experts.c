@@ -165,7 +165,7 @@ INLINE long share_of(long num_pieces, int num_threads) {
 INLINE void multiply_one(const void *panels, const struct quantized *quantized, const float *x,
                          float *sums, long num_tokens, long in, long panel, int in_pairs) {
     if (quantized)
-        multiply_quantized(quantized, x, sums, num_tokens, in, panel);
+        multiply_quantized(quantized, x, sums, num_tokens, in, panel, 0, quantized->in);
     else
         multiply_panel(x, (const float *)panels + panel * in * PANEL, sums, num_tokens, in, in,
                        in_pairs);

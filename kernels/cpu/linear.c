@@ -5,13 +5,6 @@
 #define LINES (4 * PANEL / LINE_BYTES)  // of a panel, for one input
 #define FEW_TOKENS 48
 #define CHUNK 64                        // inputs whose part of a panel stays in the cache
-#define SEGMENT_LEVELS 4                // of the tree over at most 8 segments
-#define SEGMENT_BLOCK 96                // tokens whose sums at all levels stay in the cache
-
-// Segments [first, first + count) of the `num_all` into which `in` numbers are cut.
-struct segments {
-    long in, num_all, first, count;
-};
 
 // Few tokens are bound by memory, which is read once: the first group of tokens loads a chunk into
 // the cache, and every group prefetches its share of the next chunk. Many tokens are bound by
@@ -79,63 +72,6 @@ void linear(const char *x, const float *panels, char *out, long num_tokens, long
         long width = least(PANEL, out_size - panel * PANEL);
         multiply_columns_of(from, panels + panel * panel_size, to, count, in >> in_pairs, width,
                             x_stride >> in_pairs, out_stride, in_pairs);
-    }
-}
-
-// The start of a segment of `num_all` of `in` numbers; pairs of them are not parted.
-INLINE long segment_start(long in, long segment, long num_all) {
-    return segment == num_all ? in : in / 2 * segment / num_all * 2;
-}
-
-// sums [num_tokens, PANEL] = the sum over segments of x times one panel, pairwise. Each level of
-// the tree needs one place for sums, since segments come in order.
-INLINE void multiply_segments(const float *x, const float *panel, float *levels[],
-                              long num_tokens, const struct segments *cut, long x_stride,
-                              int in_pairs) {
-    long depth = 0, origin = segment_start(cut->in, cut->first, cut->num_all);
-    for (long i = 0; i < cut->count; i++) {
-        long begin = segment_start(cut->in, cut->first + i, cut->num_all) - origin;
-        long end = segment_start(cut->in, cut->first + i + 1, cut->num_all) - origin;
-        begin >>= in_pairs, end >>= in_pairs;
-        multiply_panel(x + begin, panel + begin * PANEL, levels[depth++], num_tokens, end - begin,
-                       x_stride, in_pairs);
-        for (long done = i + 1; done % 2 == 0; done /= 2) {
-            depth--;
-            for (long at = 0; at < num_tokens * PANEL; at += LANES)
-                store_whole(levels[depth - 1], at,
-                            load_whole(levels[depth - 1], at, FLOAT32) +
-                                load_whole(levels[depth], at, FLOAT32),
-                            FLOAT32);
-        }
-    }
-}
-
-// As `linear`, over the segments of x and of the panels; `count` is a power of two.
-void linear_in_segments(const char *x, const float *panels, char *out, long num_tokens,
-                        long out_size, long x_stride, const struct segments *cut, int dtype,
-                        int out_dtype, int num_threads) {
-    int in_pairs = dtype == BFLOAT16;
-    long in = segment_start(cut->in, cut->first + cut->count, cut->num_all) -
-              segment_start(cut->in, cut->first, cut->num_all);
-    long num_panels = (out_size + PANEL - 1) / PANEL;
-    long num_blocks = (num_tokens + SEGMENT_BLOCK - 1) / SEGMENT_BLOCK;
-    long size = SIZE[dtype], panel_size = (in >> in_pairs) * PANEL;
-#pragma omp parallel for num_threads(num_threads) if (in * out_size > LEAST_SHARED_WEIGHTS)
-    for (long piece = 0; piece < num_panels * num_blocks; piece++) {
-        long panel = piece / num_blocks, block = piece % num_blocks;
-        long first = num_tokens * block / num_blocks;
-        long count = num_tokens * (block + 1) / num_blocks - first;
-        const float *from = (const float *)(x + first * x_stride * size);
-        char *to = out + (first * out_size + panel * PANEL) * SIZE[out_dtype];
-        float sums[SEGMENT_LEVELS][SEGMENT_BLOCK * PANEL], *levels[SEGMENT_LEVELS];
-        for (long level = 0; level < SEGMENT_LEVELS; level++) levels[level] = sums[level];
-        multiply_segments(from, panels + panel * panel_size, levels, count, cut,
-                          x_stride >> in_pairs, in_pairs);
-        long width = least(PANEL, out_size - panel * PANEL);
-        for (long token = 0; token < count; token++)
-            for (long i = 0; i < width; i += LANES)
-                store(to, token * out_size + i, width - i,
-                      load_whole(sums[0], token * PANEL + i, FLOAT32), out_dtype);
     }
 }
 

@@ -90,10 +90,10 @@ INLINE void multiply_codes(const struct columns *c, long rows, long first, long 
 
 // Few tokens: codes are expanded in registers and used there.
 INLINE void multiply_few(const struct quantized *a, const float *x, float *sums, long num_tokens,
-                         long x_stride, long panel, enum kind kind) {
+                         long x_stride, long panel, long first, long end, enum kind kind) {
 #define MULTIPLY_CODES(count)                                                      \
     case count:                                                                    \
-        multiply_codes(&columns, count, 0, a->in, x, x_stride, sums, kind);        \
+        multiply_codes(&columns, count, first, end, x, x_stride, sums, kind);      \
         break;
     for (long column = 0; column < PANEL; column += TILE_VECS * LANES) {
         struct columns columns = columns_of(a, panel, column);
@@ -108,30 +108,30 @@ INLINE void multiply_few(const struct quantized *a, const float *x, float *sums,
 
 // More tokens: a chunk of the panel is expanded into the cache, for all of them.
 INLINE void multiply_many(const struct quantized *a, const float *x, float *sums, long num_tokens,
-                          long x_stride, long panel, enum kind kind) {
+                          long x_stride, long panel, long begin, long end, enum kind kind) {
     const long width = TILE_VECS * LANES;
     float numbers[CHUNK * PANEL];
-    for (long first = 0; first < a->in; first += CHUNK) {
-        long end = least(a->in, first + CHUNK);
+    for (long first = begin; first < end; first += CHUNK) {
+        long last = least(end, first + CHUNK);
         for (long column = 0; column < PANEL; column += width) {
             struct columns columns = columns_of(a, panel, column);
-            multiply_codes(&columns, 0, first, end, NULL, 0, numbers, kind);
+            multiply_codes(&columns, 0, first, last, NULL, 0, numbers, kind);
         }
         for (long token = 0; token < num_tokens; token += TILE_ROWS)
             for (long column = 0; column < PANEL; column += width)
-                multiply_rows(least(TILE_ROWS, num_tokens - token), TILE_VECS, end - first,
+                multiply_rows(least(TILE_ROWS, num_tokens - token), TILE_VECS, last - first,
                               x + token * x_stride + first, x_stride, numbers + column, PANEL,
-                              sums + token * PANEL + column, PANEL, first > 0, 0, NULL, 0);
+                              sums + token * PANEL + column, PANEL, first > begin, 0, NULL, 0);
     }
 }
 
 void multiply_quantized(const struct quantized *a, const float *x, float *sums, long num_tokens,
-                        long x_stride, long panel) {
+                        long x_stride, long panel, long first, long end) {
 #define MULTIPLY(kind)                                                        \
     if (num_tokens <= FEW_ROWS)                                               \
-        multiply_few(a, x, sums, num_tokens, x_stride, panel, kind);          \
+        multiply_few(a, x, sums, num_tokens, x_stride, panel, first, end, kind); \
     else                                                                      \
-        multiply_many(a, x, sums, num_tokens, x_stride, panel, kind);
+        multiply_many(a, x, sums, num_tokens, x_stride, panel, first, end, kind);
     if (!a->table) {
         MULTIPLY(OF_FLOAT8)
     } else if (!a->zeros) {
@@ -153,7 +153,7 @@ void quantized_linear(const struct quantized *a, const float *x, void *out, long
         long count = num_tokens * (block + 1) / num_blocks - first;
         long width = least(PANEL, a->out - panel * PANEL);
         float sums[BLOCK * PANEL];
-        multiply_quantized(a, x + first * x_stride, sums, count, x_stride, panel);
+        multiply_quantized(a, x + first * x_stride, sums, count, x_stride, panel, 0, a->in);
         for (long token = 0; token < count; token++)
             for (long i = 0; i < width; i += LANES)
                 store(out, (first + token) * a->out + panel * PANEL + i, width - i,

@@ -12,6 +12,6 @@ struct quantized {
     enum dtype scale_dtype;  // of zeros too
 };
 
-// sums [num_tokens, PANEL] = x [num_tokens, in] times a panel.
+// sums [num_tokens, PANEL] = inputs from `first` to `end` of x [num_tokens, in] times a panel.
 void multiply_quantized(const struct quantized *a, const float *x, float *sums, long num_tokens,
-                        long x_stride, long panel);
+                        long x_stride, long panel, long first, long end);

@@ -11,6 +11,7 @@ from tandem.kernels.cpu.linear import is_for_c
 from tandem.models.random_model import write_random_model
 from tests.engine.ranks.running import bits_of, config_of
 from tests.engine.tiny_models import make_model
+from tests.engine.weights.quantizers import FORMS, quantize_model
 
 SHAPE: dict[str, Any] = {"vocab_size": 333, "hidden_size": 56, "num_layers": 3, "head_dim": 16}
 
@@ -44,6 +45,29 @@ def test_more_ranks_and_other_numbers(tmp_path: Path, tp: int, dtype: str) -> No
     shape = SHAPE | {"num_heads": 8, "num_kv_heads": 8, "intermediate_size": 9728}
     model = write_random_model(tmp_path, tie_word_embeddings=False, **shape)
     assert bits_at(model, tp, dtype=dtype, threads=1) == bits_at(model, 1, dtype=dtype)
+
+
+# A form, an architecture and a width. Where a rank has a single head of 16, attention's outputs are
+# parted within a group of 32 inputs that share a scale.
+QUANTIZED: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "fp8 by block": ("qwen3", 2, {"intermediate_size": 160}),  # in 5 groups
+    "fp8 by row": ("phi3", 2, {}),  # packed matrices
+    "fp8 by tensor": ("llama", 2, {"mlp_bias": True}),
+    "awq": ("llama", 4, {"num_key_value_heads": 4, "intermediate_size": 192}),
+    "gptq with zeros": ("qwen2", 2, {"tie_word_embeddings": False}),
+    "packed": ("gemma2", 2, {"sliding_window": 20}),
+}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [pytest.param(form, marks=() if form == "awq" else pytest.mark.slow) for form in QUANTIZED],
+)
+def test_ranks_of_quantized_matrices(tmp_path: Path, form: str) -> None:
+    model_type, tp, changes = QUANTIZED[form]
+    make_model(tmp_path / "numbers", model_type, **changes)
+    quantize_model(tmp_path / "numbers", tmp_path / "codes", *FORMS[form])
+    assert bits_at(tmp_path / "codes", tp) == bits_at(tmp_path / "codes", 1)
 
 
 @pytest.mark.slow

@@ -40,15 +40,20 @@ def test_sums_have_as_many_segments_as_heads_can_be_dealt(
 @pytest.mark.parametrize(
     ("settings", "changes", "reason"),
     [
-        ({"tp": 8}, {}, "4 KV heads is served by 1, 2, 4 processes"),
-        ({"tp": 3}, {}, "4 KV heads is served by 1, 2, 4 processes"),
-        ({"tp": 2}, {"num_kv_heads": 1}, "1 KV heads is served by 1 process"),
+        (
+            {"tp": 8},
+            {},
+            "a model of 8 heads, 4 KV heads and a width of 128 in units of 2 is",
+        ),
+        ({"tp": 3}, {}, "is served by 1, 2, 4 processes"),
+        ({"tp": 2}, {"num_kv_heads": 1}, "1 KV heads and a width of 128 in units of 2 is served"),
+        ({"tp": 4}, {"quantization": Quantization("awq", 64)}, "in units of 64 is served by 1, 2"),
+        ({"tp": 2}, {"quantization": Quantization("awq"), "head_dim": 20}, "heads of 20 numbers"),
         ({"tp": 2, "device": "cuda:0"}, {}, "served on CPUs only, not on cuda:0"),
         ({"tp": 2, "kernels": "torch"}, {}, 'needs the kernels in C, not "torch"'),
         ({"tp": 2, "emulate": "h100/llama-3.1-8b"}, {}, "an emulated device is one"),
         ({"tp": 2}, {"dtype": "float16"}, "set engine.dtype to float32"),
         ({"tp": 2}, {"intermediate_size": 77}, "intermediate_size of 77"),
-        ({"tp": 2}, {"quantization": Quantization("awq")}, "AWQ"),
         ({"tp": 2}, {"architecture": ARCHITECTURES["Olmo2ForCausalLM"]}, "over all heads at once"),
     ],
 )

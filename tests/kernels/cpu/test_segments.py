@@ -5,6 +5,7 @@ import torch
 
 from tandem.kernels.cpu.linear import is_for_c
 from tandem.kernels.cpu.segments import SegmentedLinear, Segments
+from tandem.kernels.reference.quantized import BITS, Code, QuantizedMatrix, expanded
 from tests.kernels.tolerance import UNIT, on_cpu
 
 pytestmark = on_cpu
@@ -47,6 +48,47 @@ def test_all_widths_have_the_bits_of_one_process(
                 product = SegmentedLinear(weight[:, columns], mine, torch.float32)
                 parts.append(product(x[:, columns]))
             assert torch.equal(added(parts).to(dtype), whole)
+
+
+@pytest.mark.parametrize("code", ["float8", "int4"])
+@pytest.mark.parametrize("has_zeros", [False, True])
+def test_all_widths_of_a_matrix_of_codes_have_the_bits_of_one_process(
+    code: Code, has_zeros: bool
+) -> None:
+    """Cut at the borders of 76 groups: of 9 or 10 in a segment."""
+    torch.manual_seed(0)
+    in_size, unit = 76 * 32, 32
+    codes = torch.randint(0, 100, (130, in_size * BITS[code] // 8), dtype=torch.uint8)
+    scales = torch.rand(130, 76)
+    zeros = torch.randint(-8, 8, (130, 76)).float() if has_zeros and code == "int4" else None
+    weight = QuantizedMatrix(code, codes, scales, unit, zeros)
+
+    scale = expanded(weight).norm(dim=1).max()  # of a result
+
+    def part(inputs: range) -> QuantizedMatrix:
+        """The matrix's share of a rank, which begins with a group."""
+        width = BITS[code]
+        return QuantizedMatrix(
+            code,
+            codes[:, inputs.start * width // 8 : inputs.stop * width // 8],
+            scales[:, inputs.start // unit : inputs.stop // unit],
+            unit,
+            None if zeros is None else zeros[:, inputs.start // unit : inputs.stop // unit],
+        )
+
+    for num_tokens in (0, 1, 5, 97, 200):  # few are multiplied by codes, more by their numbers
+        x = torch.randn(num_tokens, in_size)
+        whole = SegmentedLinear(weight, Segments(in_size, 8, 0, 8, unit))(x)
+        exact = x.double() @ expanded(weight).double().T
+        assert torch.allclose(whole.double(), exact, rtol=1e-5, atol=1e-5 * float(scale))
+        for num_ranks in (2, 8):
+            count = 8 // num_ranks
+            mine = [Segments(in_size, 8, rank * count, count, unit) for rank in range(num_ranks)]
+            parts = [
+                SegmentedLinear(part(each.inputs), each)(x[:, each.inputs.start : each.inputs.stop])
+                for each in mine
+            ]
+            assert torch.equal(added(parts), whole)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
