@@ -8,7 +8,10 @@ from tandem.engine.architecture.spec import Size, TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The share of rank `index` of `size` ranks; `whole` is the configuration of the model."""
+    """The share of rank `index` of `size` ranks; `whole` is the configuration of the model.
+
+    Where there are fewer KV heads than ranks, ranks that stand side by side share one.
+    """
 
     whole: ModelConfig
     size: int
@@ -60,10 +63,13 @@ class Shard:
 
     def _share(self, name: Size) -> range:
         """Return this rank's part of a dimension of one matrix."""
-        if name in ("num_heads", "num_kv_heads", "q_size", "kv_size"):
-            unit = 1 if name.startswith("num") else self.whole.head_dim
-            each = getattr(self.whole, name) // unit // self.size
-            return range(self.index * each * unit, (self.index + 1) * each * unit)
+        if name in ("num_heads", "num_kv_heads"):
+            count: int = getattr(self.whole, name)
+            first = self.index * count // self.size
+            return range(first, first + max(1, count // self.size))
+        if name in ("q_size", "kv_size"):
+            heads = self._share("num_heads" if name == "q_size" else "num_kv_heads")
+            return range(heads.start * self.whole.head_dim, heads.stop * self.whole.head_dim)
         if name in ("intermediate_size", "vocab_size"):
             return range(self._start(name, self.index), self._start(name, self.index + 1))
         return range(getattr(self.whole, name))

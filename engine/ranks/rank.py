@@ -85,7 +85,10 @@ class Rank:
         self,
         pool: torch.Tensor,  # [num_blocks, group_size, 2, num_kv_heads, block_size, head_dim]
     ) -> torch.Tensor:
-        """Return this rank's heads of a pool, as a view."""
+        """Return this rank's heads of a pool, as a view.
+
+        Ranks that share a head store the same bytes, each before it reads them.
+        """
         heads = self.shard.kv_heads
         return pool[:, :, :, heads.start : heads.stop]
 

@@ -45,7 +45,8 @@ def _widths(model: ModelConfig) -> list[int]:
     return [
         width
         for width in WIDTHS
-        if width == 1 or (heads % width == kv_heads % width == 0 and units >= width)
+        if width == 1
+        or (heads % width == 0 and units >= width and 0 in (kv_heads % width, width % kv_heads))
     ]
 
 

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from tandem.worker.worker import EXIT_DEVICE_LOST
-from tests.e2e.cluster import Cluster, write_sensitive_model
+from tests.e2e.cluster import Answer, Cluster, write_sensitive_model
 from tests.e2e.serving import serving
 
 TOPOLOGY = """
@@ -24,6 +24,8 @@ roles:
   prefill: {count: 1, gpu: cpu, config: {engine.tp: 2}}
   decode: {count: 1, gpu: cpu}
 """
+WIDTHS = (1, 2, 4)
+SLOW_MACHINE = ("--engine.threads=1", "--disagg.claim_timeout_ms=20000")
 PROMPTS = [f"{name} wrote a letter about the {thing}" for name in "AB" for thing in "xyz"]
 
 
@@ -46,7 +48,58 @@ async def test_a_topology_of_two_widths_has_the_answers_of_one(tmp_path: Path) -
             assert await choice(prompt, "remote") == await choice(prompt, "local")
 
 
-# ---- many handoffs, and the death of a rank -----------------------------------------------------
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # three decode workers of seven processes, and three prefill workers
+async def test_handoffs_between_all_pairs_of_widths_of_a_model_of_two_kv_heads(
+    tmp_path: Path,
+) -> None:
+    """Each prompt is asked for eight times, of whichever decode workers take it."""
+    model = write_sensitive_model(tmp_path / "model")
+    index = 0
+    async with Cluster(tmp_path, model) as cluster:
+        await cluster.start("frontend", "frontend")
+        for tp in WIDTHS:
+            await cluster.start(f"d{tp}", "decode", "--tp", str(tp), *SLOW_MACHINE)
+            await cluster.registered(f"d{tp}")
+        for tp in WIDTHS:
+            await cluster.start("p", "prefill", "--tp", str(tp), *SLOW_MACHINE)
+            await cluster.ready(1, len(WIDTHS))
+            decodes = {each.details["tp"] for each in await cluster.statuses("decode")}
+            assert decodes == set(WIDTHS)
+            were_handed_to: set[str] = set()
+            async with asyncio.timeout(120):
+                while len(were_handed_to) < len(WIDTHS):
+                    index += 1
+                    answers = await eight_times(cluster, index)
+                    were_handed_to |= {
+                        answer.headers["x-tandem-decode-instance"]
+                        for answer in answers
+                        if answer.place == "remote"
+                    }
+                    assert len({repr(answer.body["choices"]) for answer in answers}) == 1
+            await cluster.balanced()
+            await cluster.end("p")
+
+
+async def eight_times(cluster: Cluster, index: int) -> list[Answer]:
+    """Return the answers to one prompt, half of them without a prefill worker."""
+    asking = [
+        cluster.complete(
+            prompt(index, 40 + 9 * (index % 12)),
+            max_tokens=16,
+            temperature=0.8,
+            seed=index,
+            logprobs=2,
+            headers={"x-tandem-prefill": place},
+        )
+        for place in ("remote", "local") * 4
+    ]
+    answers = await asyncio.gather(*asking)
+    assert {answer.status for answer in answers} == {200}
+    return answers
+
+
+# ---- the death of a rank ------------------------------------------------------------------------
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -65,31 +118,6 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
 
 def prompt(index: int, length: int) -> list[int]:
     return [5 + (index * 7 + place * 13) % 290 for place in range(length)]
-
-
-@pytest.mark.slow
-@pytest.mark.asyncio(loop_scope="module")
-async def test_handoffs_between_all_widths_give_one_answer_each(cluster: Cluster) -> None:
-    """Each prompt is asked for eight times, of whichever workers take it."""
-    status = {each.details["tp"] for each in await cluster.statuses("decode")}
-    assert status == {1, 2}
-    for index in range(12):
-        asking = [
-            cluster.complete(
-                prompt(index, 40 + 9 * index),
-                max_tokens=16,
-                temperature=0.8,
-                seed=index,
-                logprobs=2,
-                headers={"x-tandem-prefill": place},
-            )
-            for place in ("remote", "local") * 4
-        ]
-        answers = await asyncio.gather(*asking)
-        assert {answer.status for answer in answers} == {200}
-        assert "remote" in {answer.place for answer in answers}
-        assert len({repr(answer.body["choices"]) for answer in answers}) == 1
-    await cluster.balanced()
 
 
 @pytest.mark.slow

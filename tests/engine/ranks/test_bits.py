@@ -71,6 +71,17 @@ def test_ranks_of_quantized_matrices(tmp_path: Path, form: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("tp", "num_kv_heads"), [(4, 2), (8, 2), (4, 1)])
+def test_ranks_share_a_kv_head_where_there_are_fewer(
+    tmp_path: Path, tp: int, num_kv_heads: int
+) -> None:
+    shape = SHAPE | {"num_heads": 8, "num_kv_heads": num_kv_heads, "intermediate_size": 76}
+    model = write_random_model(tmp_path, **shape)
+    assert bits_at(model, tp, threads=1) == bits_at(model, 1)
+
+
+@pytest.mark.slow
 def test_overlapped_steps_whose_tokens_are_not_yet_known(tmp_path: Path) -> None:
     model = write_random_model(tmp_path, **SHAPE)
     found = {bits_at(model, tp, overlap=overlap)[0] for tp in (1, 2) for overlap in (False, True)}

@@ -28,25 +28,23 @@ def resolved(model: Path, tp: int = 1, **settings: Any) -> tuple[EngineConfig, M
 
 
 @pytest.mark.parametrize(
-    ("num_kv_heads", "segments"), [(1, 1), (2, 2), (3, 1), (6, 2), (8, 8), (16, 8)]
+    ("num_heads", "num_kv_heads", "segments"),
+    [(14, 2, 2), (28, 4, 4), (12, 6, 2), (6, 3, 1), (9, 3, 1), (16, 2, 8), (8, 1, 8), (32, 16, 8)],
 )
 def test_sums_have_as_many_segments_as_heads_can_be_dealt(
-    model: Path, num_kv_heads: int, segments: int
+    model: Path, num_heads: int, num_kv_heads: int, segments: int
 ) -> None:
+    """Ranks have as many heads each, of one KV head where these are fewer than ranks."""
     config, found = resolved(model)
-    assert num_segments(config, replace(found, num_kv_heads=num_kv_heads)) == segments
+    found = replace(found, num_heads=num_heads, num_kv_heads=num_kv_heads)
+    assert num_segments(config, found) == segments
 
 
 @pytest.mark.parametrize(
     ("settings", "changes", "reason"),
     [
-        (
-            {"tp": 8},
-            {},
-            "a model of 8 heads, 4 KV heads and a width of 128 in units of 2 is",
-        ),
-        ({"tp": 3}, {}, "is served by 1, 2, 4 processes"),
-        ({"tp": 2}, {"num_kv_heads": 1}, "1 KV heads and a width of 128 in units of 2 is served"),
+        ({"tp": 3}, {}, "8 heads, 4 KV heads and a width of 128 in units of 2 is served by 1, 2, "),
+        ({"tp": 4}, {"num_kv_heads": 6, "num_heads": 12}, "is served by 1, 2 processes"),
         ({"tp": 4}, {"quantization": Quantization("awq", 64)}, "in units of 64 is served by 1, 2"),
         ({"tp": 2}, {"quantization": Quantization("awq"), "head_dim": 20}, "heads of 20 numbers"),
         ({"tp": 2, "device": "cuda:0"}, {}, "served on CPUs only, not on cuda:0"),
