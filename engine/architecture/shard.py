@@ -21,8 +21,14 @@ class Shard:
     def config(self) -> ModelConfig:
         """The configuration of this rank's share, as that of a smaller model."""
         whole = self.whole
+        mixture = whole.mixture and replace(
+            whole.mixture,
+            width=len(self._share("expert_size")),
+            shared_width=len(self._share("shared_size")),
+        )
         return replace(
             whole,
+            mixture=mixture,
             num_heads=len(self._share("num_heads")),
             num_kv_heads=len(self.kv_heads),
             intermediate_size=len(self._share("intermediate_size")),
@@ -43,17 +49,23 @@ class Shard:
 
         Those of stacked matrices are the same in each. A vector has rows, of one column.
         """
-        assert not spec.is_transposed and not spec.is_interleaved and not spec.is_per_expert
-        rows = self._ranges(spec.shape[0])
-        [columns] = [range(1)] if len(spec.shape) == 1 else self._ranges(spec.shape[-1])
-        return [(each, columns) for each in rows]
+        *_, rows, columns = [
+            *(self._ranges(name, is_interleaved=spec.is_interleaved) for name in spec.shape),
+            *([[range(1)]] if len(spec.shape) == 1 else []),
+        ]
+        assert len(columns) == 1
+        return [(each, columns[0]) for each in rows]
 
-    def _ranges(self, name: Size) -> list[range]:
+    def _ranges(self, name: Size, *, is_interleaved: bool = False) -> list[range]:
         """Return this rank's part of a dimension: a range of each of the matrices in it."""
         parts: dict[Size, tuple[Size, ...]] = {
             "qkv_size": ("q_size", "kv_size", "kv_size"),
             "gate_up_size": ("intermediate_size", "intermediate_size"),
+            "expert_gate_up_size": ("expert_size", "expert_size"),
         }
+        if is_interleaved and name == "expert_gate_up_size":
+            mine = self._share("expert_size")
+            return [range(2 * mine.start, 2 * mine.stop)]
         ranges, first = [], 0
         for part in parts.get(name, (name,)):
             mine = self._share(part)
@@ -70,7 +82,7 @@ class Shard:
         if name in ("q_size", "kv_size"):
             heads = self._share("num_heads" if name == "q_size" else "num_kv_heads")
             return range(heads.start * self.whole.head_dim, heads.stop * self.whole.head_dim)
-        if name in ("intermediate_size", "vocab_size"):
+        if name in ("intermediate_size", "expert_size", "shared_size", "vocab_size"):
             return range(self._start(name, self.index), self._start(name, self.index + 1))
         return range(getattr(self.whole, name))
 

@@ -64,6 +64,7 @@ class LayerPacker:
     ) -> PackedLayer:
         residual = self.config.residual_multiplier
         assert residual == 1 or layer.attention_out_norm is None, "a norm would undo it"
+        down_size: Size = "intermediate_size" if layer.router is None else "shared_size"
         rope_table = self.rope_tables[kind.rope]
         q_norm, k_norm = self.norm(layer.wide_q_norm), self.norm(layer.wide_k_norm)
         fused = fused_layer(self.kernels.fused, self.config, kind, layer, rope_table, self.norm)
@@ -83,7 +84,7 @@ class LayerPacker:
             gate_up=self._linear_if_any(layer.gate_up, layer.gate_up_bias),
             down=None
             if layer.down is None
-            else self._output(layer.down, "intermediate_size", layer.down_bias, residual),
+            else self._output(layer.down, down_size, layer.down_bias, residual),
             experts=self._experts(layer),
             shared_gate=self._linear_if_any(layer.shared_gate),
             mlp_out_norm=self.norm(layer.mlp_out_norm),

@@ -12,11 +12,14 @@ from tandem.engine.architecture.config import ModelConfig
 from tandem.engine.architecture.shard import Shard, cut_unit
 from tandem.engine.architecture.spec import Size
 from tandem.engine.decoder.kernel_set import Kernels
+from tandem.kernels.cpu.experts import pack_experts
 from tandem.kernels.cpu.linear import pack_linear
 from tandem.kernels.cpu.ranks import BUFFER_BYTES, LINE_BYTES, RankExchange, shared_bytes
 from tandem.kernels.cpu.segments import SegmentedLinear, Segments
+from tandem.kernels.reference.experts import Experts, ExpertWeights
 from tandem.kernels.reference.linear import Linear
 from tandem.kernels.reference.quantized import Matrix
+from tandem.runtime.errors import ModelError
 
 # The longest that a rank waits for another within a step, which is one product of one layer.
 PATIENCE_S = 60.0
@@ -31,7 +34,12 @@ def with_segments(kernels: Kernels, model: ModelConfig, num_segments: int) -> Ke
         segments = Segments(weight.shape[1], num_segments, 0, num_segments, unit)
         return SegmentedLinear(weight, segments)
 
-    return replace(kernels, pack_output=pack_output)
+    def pack(experts: ExpertWeights) -> Experts:
+        unit = cut_unit(model, "expert_size")
+        segments = Segments(model.expert_size, num_segments, 0, num_segments, unit)
+        return pack_experts(experts, segments)
+
+    return replace(kernels, pack_output=pack_output, pack_experts=pack)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +106,27 @@ class Rank:
             kernels,
             embed=partial(self._embed, kernels.embed),
             pack_output=self._pack_output,
+            pack_experts=self._pack_experts,
             pack_head=self._pack_head,
         )
 
     def _pack_output(self, weight: Matrix, in_size: Size) -> Linear:
+        product = SegmentedLinear(weight, self._segments(in_size), torch.float32)
+        return lambda x: self.exchange.add_up(product(x), x.dtype)
+
+    def _pack_experts(self, experts: ExpertWeights) -> Experts:
+        forms = {isinstance(part, torch.Tensor) for part in (experts.gate_up, experts.down)}
+        if len(forms) > 1:
+            raise ModelError(
+                "experts of which a part is quantized are computed by one process (tp 1)"
+            )
+        add_up = partial(self.exchange.add_up, dtype=torch.float32)
+        return pack_experts(experts, self._segments("expert_size"), add_up)
+
+    def _segments(self, in_size: Size) -> Segments:
         model, count = self.shard.whole, self._num_segments // self.shard.size
         where = self._num_segments, self.shard.index * count, count, cut_unit(model, in_size)
-        segments = Segments(getattr(model, in_size), *where)
-        product = SegmentedLinear(weight, segments, torch.float32)
-        return lambda x: self.exchange.add_up(product(x), x.dtype)
+        return Segments(getattr(model, in_size), *where)
 
     def _pack_head(self, weight: Matrix) -> Linear:
         linear, starts = pack_linear(weight), self.shard.vocab_starts

@@ -4,6 +4,7 @@ import torch
 
 from tandem.engine.architecture.config import ModelConfig
 from tandem.engine.architecture.shard import cut_unit
+from tandem.engine.architecture.spec import Size
 from tandem.engine.config import EngineConfig
 from tandem.runtime.errors import ConfigError
 
@@ -30,9 +31,10 @@ def check_width(config: EngineConfig, model: ModelConfig) -> None:
         return
     reason = _obstacle(config, model)
     if reason is None and config.tp not in (widths := _widths(model)):
+        cuts = [f"a width of {size} in units of {unit}" for size, unit in _cut_sizes(model)]
         reason = (
             f"a model of {model.num_heads} heads, {model.num_kv_heads} KV heads and "
-            f"{_cuts(model)} is served by {', '.join(map(str, widths))} processes"
+            f"{' and '.join(cuts)} is served by {', '.join(map(str, widths))} processes"
         )
     if reason is not None:
         raise ConfigError(f"tp {config.tp}: {reason}", param="tp")
@@ -41,7 +43,7 @@ def check_width(config: EngineConfig, model: ModelConfig) -> None:
 def _widths(model: ModelConfig) -> list[int]:
     """Return the numbers of ranks that can share the model's heads and its layers' width."""
     heads, kv_heads = model.num_heads, model.num_kv_heads
-    units = model.intermediate_size // cut_unit(model, "intermediate_size")
+    units = min(size // unit for size, unit in _cut_sizes(model))
     return [
         width
         for width in WIDTHS
@@ -50,9 +52,14 @@ def _widths(model: ModelConfig) -> list[int]:
     ]
 
 
-def _cuts(model: ModelConfig) -> str:
-    unit = cut_unit(model, "intermediate_size")
-    return f"a width of {model.intermediate_size} in units of {unit}"
+def _cut_sizes(model: ModelConfig) -> list[tuple[int, int]]:
+    """Return the widths of feed-forward layers and experts, and in which units they are cut."""
+    names: set[Size] = set()
+    for layer in range(model.num_layers):
+        for spec in model.layer_tensors(layer):
+            if spec.slot in ("down", "experts_down"):
+                names.add(spec.shape[-2 if spec.is_transposed else -1])
+    return [(getattr(model, name), cut_unit(model, name)) for name in sorted(names)]
 
 
 def _obstacle(config: EngineConfig, model: ModelConfig) -> str | None:
@@ -60,18 +67,20 @@ def _obstacle(config: EngineConfig, model: ModelConfig) -> str | None:
     if config.emulate is not None:
         return "an emulated device is one; choose the profile of several"
     if torch.device(config.device).type != "cpu":
-        return f"engine.tp above 1 is served on CPUs only, not on {config.device}"
+        return (
+            f"engine.tp above 1 is served on CPUs only, not on {config.device}; start one worker "
+            "for each GPU, with a model that fits it"
+        )
     if config.kernels != "c":
         return f'it needs the kernels in C, not "{config.kernels}"; install a C compiler'
     if model.architecture.code:
         return f"the model is computed by {model.architecture.code}, in one process"
-    if model.mixture is not None:
-        return "a mixture of experts is served by one process"
     slots = {spec.slot for spec in model.layer_tensors(0)}
     if slots.intersection(_WHOLE_NORMS):
         return "the model norms queries over all heads at once, which one process must have"
-    if model.intermediate_size % 2:
-        return f"an intermediate_size of {model.intermediate_size} is not cut"
+    for width, _ in _cut_sizes(model):
+        if width % 2:
+            return f"a layer's width of {width} is not cut"
     if model.quantization is not None and model.head_dim % 8:
         return f"quantized matrices for heads of {model.head_dim} numbers are not cut"
     # Not at the top: it compiles the kernels.

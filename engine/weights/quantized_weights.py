@@ -62,7 +62,10 @@ def find_slots(
             continue
         stored = find_quantized(checkpoint, form, name, tuple(part.rows.shape))
         mine = found.setdefault(part.slot, [])
-        for rows, inputs in [(stored.rows, stored.inputs)] if shard is None else shard.parts(spec):
+        shares = [(stored.rows, stored.inputs)] if shard is None else shard.parts(spec)
+        if shard is not None and spec.is_transposed:  # where they are numbers
+            shares = [(rows, inputs) for inputs, rows in shares]
+        for rows, inputs in shares:
             mine.append(QuantizedPart(spec, replace(stored, rows=rows, inputs=inputs), {}))
     for slot in found.keys() & numbers.keys():
         raise ModelError(

@@ -1,6 +1,6 @@
 // Mixtures of experts; experts.py documents the arguments.
 
-#include "quantized.h"
+#include "segments.h"
 
 #define HALF (PANEL / 2)  // gates of a panel of gate_up, and rows of up beside them
 
@@ -93,6 +93,7 @@ struct experts {
     // In place of `gate_up` and `down` where they are stored as codes, with experts below one
     // another; then x is float32.
     const struct quantized *quantized_gate_up, *quantized_down;
+    struct segments cut;  // of `width` inputs of `down`
 };
 
 // Rows of `order` that one expert computes together.
@@ -139,19 +140,14 @@ INLINE void open_gates(const struct experts *a, const struct group *group, const
         }
 }
 
-// The weighted results of PANEL columns, to the places of their choices.
-INLINE void weigh(const struct experts *a, const struct group *group, const float *sums,
-                  const int32_t *order, long column) {
-    const float *bias = a->down_bias ? a->down_bias + group->expert * a->hidden_size : NULL;
+// The sums of PANEL columns, to the places of their choices.
+INLINE void keep(const struct experts *a, const struct group *group, const float *sums,
+                 const int32_t *order, long column) {
     for (long row = 0; row < group->count; row++) {
-        long choice = order[group->first + row];
-        for (long i = 0; i < PANEL && column + i < a->hidden_size; i += LANES) {
-            long count = a->hidden_size - column - i;
-            vec result = load_whole(sums, row * PANEL + i, FLOAT32);
-            if (bias) result += load(bias, column + i, count, FLOAT32);
-            store(a->results, choice * a->hidden_size + column + i, count,
-                  result * a->weights[choice], FLOAT32);
-        }
+        float *results = a->results + order[group->first + row] * a->hidden_size + column;
+        for (long i = 0; i < PANEL && column + i < a->hidden_size; i += LANES)
+            store(results, i, a->hidden_size - column - i,
+                  load_whole(sums, row * PANEL + i, FLOAT32), FLOAT32);
     }
 }
 
@@ -161,16 +157,7 @@ INLINE long share_of(long num_pieces, int num_threads) {
     return most(1, num_pieces / (4 * num_threads));
 }
 
-// sums [num_tokens, PANEL] = x times one of the panels of all experts.
-INLINE void multiply_one(const void *panels, const struct quantized *quantized, const float *x,
-                         float *sums, long num_tokens, long in, long panel, int in_pairs) {
-    if (quantized)
-        multiply_quantized(quantized, x, sums, num_tokens, in, panel, 0, quantized->in);
-    else
-        multiply_panel(x, (const float *)panels + panel * in * PANEL, sums, num_tokens, in, in,
-                       in_pairs);
-}
-
+// Computes `results`: of each choice, the sums over these segments.
 void experts(const struct experts *a, int num_threads) {
     int in_pairs = a->dtype == BFLOAT16;
     long num_choices = a->num_tokens * a->num_chosen, size = SIZE[a->dtype];
@@ -178,6 +165,8 @@ void experts(const struct experts *a, int num_threads) {
     struct group groups[a->num_experts + num_choices / BLOCK];
     long num_groups = sort_choices(a, order, groups);
     long hidden = a->hidden_size >> in_pairs, width = a->width >> in_pairs;
+    struct matrix gate_up = {a->gate_up, a->quantized_gate_up, hidden, in_pairs};
+    struct matrix down = {a->down, a->quantized_down, width, in_pairs};
     long num_open_panels = (a->width + HALF - 1) / HALF;
     long num_down_panels = (a->hidden_size + PANEL - 1) / PANEL;
 #pragma omp parallel num_threads(num_threads) \
@@ -194,8 +183,8 @@ void experts(const struct experts *a, int num_threads) {
             const struct group *group = groups + piece / num_open_panels;
             long panel = piece % num_open_panels;
             const float *x = (const float *)a->gathered + group->first * hidden;
-            multiply_one(a->gate_up, a->quantized_gate_up, x, sums, group->count, hidden,
-                         group->expert * num_open_panels + panel, in_pairs);
+            multiply_inputs(&gate_up, x, sums, group->count, hidden,
+                            group->expert * num_open_panels + panel, 0, hidden);
             open_gates(a, group, sums, panel * HALF);
         }
 #pragma omp for schedule(dynamic, share_of(num_groups * num_down_panels, num_threads))
@@ -203,19 +192,29 @@ void experts(const struct experts *a, int num_threads) {
             const struct group *group = groups + piece / num_down_panels;
             long panel = piece % num_down_panels;
             const float *x = (const float *)a->opened + group->first * width;
-            multiply_one(a->down, a->quantized_down, x, sums, group->count, width,
-                         group->expert * num_down_panels + panel, in_pairs);
-            weigh(a, group, sums, order, panel * PANEL);
+            multiply_segments(&down, &a->cut, x, sums, group->count, width,
+                              group->expert * num_down_panels + panel);
+            keep(a, group, sums, order, panel * PANEL);
         }
-#pragma omp for
-        for (long token = 0; token < a->num_tokens; token++)
-            for (long i = 0; i < a->hidden_size; i += LANES) {
-                long count = a->hidden_size - i;
-                vec total = {0};
-                for (long rank = 0; rank < a->num_chosen; rank++)
-                    total += load(a->results, (token * a->num_chosen + rank) * a->hidden_size + i,
-                                  count, FLOAT32);
-                store(a->out, token * a->hidden_size + i, count, total, a->dtype);
-            }
     }
+}
+
+// Computes `out` from the results of all segments, each token's in the order of its choice.
+void sum_choices(const struct experts *a, int num_threads) {
+#pragma omp parallel for num_threads(num_threads) \
+    if (a->num_tokens * a->num_chosen * a->hidden_size > LEAST_SHARED_WEIGHTS)
+    for (long token = 0; token < a->num_tokens; token++)
+        for (long i = 0; i < a->hidden_size; i += LANES) {
+            long count = a->hidden_size - i;
+            vec total = {0};
+            for (long rank = 0; rank < a->num_chosen; rank++) {
+                long choice = token * a->num_chosen + rank;
+                vec result = load(a->results, choice * a->hidden_size + i, count, FLOAT32);
+                if (a->down_bias)
+                    result += load(a->down_bias, a->expert_ids[choice] * a->hidden_size + i, count,
+                                   FLOAT32);
+                total += result * a->weights[choice];
+            }
+            store(a->out, token * a->hidden_size + i, count, total, a->dtype);
+        }
 }

@@ -1,6 +1,7 @@
 """Mixtures of experts in C, and the layout of their weights."""
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from tandem.kernels.cpu.launch import DTYPES, FLOAT, INT, LONG, PANEL, POINTER, fields, function
 from tandem.kernels.cpu.linear import is_for_c, pack_panels
 from tandem.kernels.cpu.quantized import Panels, pack_stacked
+from tandem.kernels.cpu.segments import Segments, SegmentsStruct
 from tandem.kernels.reference import experts as reference
 from tandem.kernels.reference.experts import Experts, ExpertWeights
 from tandem.kernels.reference.quantized import QuantizedMatrix
@@ -39,11 +41,15 @@ class _Experts(ctypes.Structure):
         (FLOAT, "alpha limit"),
         (INT, "dtype"),
         (POINTER, "quantized_gate_up quantized_down"),
+        (SegmentsStruct, "cut"),
     )
 
 
 _route = function("route", *[POINTER] * 5, *[LONG] * 3, INT)
 _experts = function("experts", POINTER, INT)
+_sum_choices = function("sum_choices", POINTER, INT)
+
+AddUp = Callable[[torch.Tensor], torch.Tensor]  # float32 parts |-> the sums of all ranks' parts
 
 
 def route(
@@ -74,17 +80,23 @@ def route(
     )
 
 
-def pack_experts(experts: ExpertWeights) -> Experts:
+def pack_experts(
+    experts: ExpertWeights, segments: Segments | None = None, add_up: AddUp | None = None
+) -> Experts:
     """Return the weighted sum of the chosen experts' results for x in activation_dtype().
 
     The function owns a copy of the weights. A panel of gate_up has a half of gates and the rows of
-    up that belong to them.
+    up that belong to them. `experts` have these `segments` of each one's width, None: all of it in
+    one; `add_up` joins them with those of other ranks, of experts that the kernels in C take.
     """
     gate_up, down = experts.gate_up, experts.down
     num_experts, hidden_size, width = down.shape
+    segments = segments or Segments(width, 1, 0, 1, 1)
+    assert len(segments.inputs) == width
     packed: tuple[torch.Tensor, torch.Tensor] | tuple[Panels, Panels]
     if isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor):
         if not (is_for_c(gate_up[0]) and is_for_c(down[0])):
+            assert add_up is None
             return reference.pack_experts(experts)
         packed = (
             torch.stack([pack_panels(_in_halves(each)) for each in gate_up.unbind()]),
@@ -93,6 +105,7 @@ def pack_experts(experts: ExpertWeights) -> Experts:
     elif isinstance(gate_up, QuantizedMatrix) and isinstance(down, QuantizedMatrix):
         packed = pack_stacked(gate_up.each(_each_in_halves)), pack_stacked(down)
     else:
+        assert add_up is None
         return reference.pack_experts(experts)
     stacked = _Stacked(
         packed[0],
@@ -104,6 +117,8 @@ def pack_experts(experts: ExpertWeights) -> Experts:
         width,
         experts.alpha,
         experts.limit,
+        segments.struct,
+        add_up,
     )
     return partial(_compute, experts=stacked)
 
@@ -119,6 +134,8 @@ class _Stacked:
     width: int
     alpha: float
     limit: float
+    cut: SegmentsStruct
+    add_up: AddUp | None
 
 
 def _in_halves(gate_up: torch.Tensor) -> torch.Tensor:
@@ -169,8 +186,13 @@ def _compute(
             experts.limit,
             DTYPES[x.dtype],
             *quantized,
+            experts.cut,
         )
         _experts(ctypes.byref(arguments), torch.get_num_threads())
+        if experts.add_up is not None:
+            results = experts.add_up(results[: arguments.num_tokens * num_chosen])
+            arguments.results = results.data_ptr()
+        _sum_choices(ctypes.byref(arguments), torch.get_num_threads())
     return out
 
 

@@ -7,17 +7,7 @@ INLINE long segment_start(const struct segments *cut, long segment) {
                                    : cut->in / cut->unit * segment / cut->num_all * cut->unit;
 }
 
-// Inputs from `begin` to `end` alone; in pairs, these are counted.
-INLINE void multiply_inputs(const struct matrix *a, const float *x, float *sums, long num_tokens,
-                            long x_stride, long panel, long begin, long end) {
-    if (a->codes)
-        multiply_quantized(a->codes, x, sums, num_tokens, x_stride, panel, begin, end);
-    else
-        multiply_panel(x + begin, a->numbers + (panel * a->in + begin) * PANEL, sums, num_tokens,
-                       end - begin, x_stride, a->in_pairs);
-}
-
-// The same for at most SEGMENT_BLOCK tokens. Each level of the tree needs one place for sums, since
+// `multiply_segments` of at most SEGMENT_BLOCK tokens. Each level of the tree needs one place for sums, since
 // segments come in order.
 INLINE void multiply_block(const struct matrix *a, const struct segments *cut, const float *x,
                            float *sums, long num_tokens, long x_stride, long panel) {

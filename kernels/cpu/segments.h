@@ -21,6 +21,16 @@ struct matrix {
     int in_pairs;
 };
 
+// sums [num_tokens, PANEL] = inputs from `begin` to `end` of x times a panel; pairs are counted.
+INLINE void multiply_inputs(const struct matrix *a, const float *x, float *sums, long num_tokens,
+                            long x_stride, long panel, long begin, long end) {
+    if (a->codes)
+        multiply_quantized(a->codes, x, sums, num_tokens, x_stride, panel, begin, end);
+    else
+        multiply_panel(x + begin, a->numbers + (panel * a->in + begin) * PANEL, sums, num_tokens,
+                       end - begin, x_stride, a->in_pairs);
+}
+
 // sums [num_tokens, PANEL] = x times a panel of the segments, which are added pairwise.
 void multiply_segments(const struct matrix *a, const struct segments *cut, const float *x,
                        float *sums, long num_tokens, long x_stride, long panel);

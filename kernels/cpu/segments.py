@@ -37,8 +37,8 @@ _linear_in_segments = function("linear_in_segments", *[POINTER] * 4, *[LONG] * 3
 class Segments:
     """Segments [first, first + count) of the `num_all` into which `in_size` inputs are cut.
 
-    They are cut at multiples of `unit`, which is even: no pair of bfloat16 is parted. `count` is a
-    power of two, at most MAX_SEGMENTS, and no segment is empty.
+    They are cut at multiples of `unit`, an even number where there are several: no pair of bfloat16
+    is parted. `count` is a power of two, at most MAX_SEGMENTS, and no segment is empty.
     """
 
     in_size: int
@@ -48,7 +48,8 @@ class Segments:
     unit: int = 2
 
     def __post_init__(self) -> None:
-        assert self.unit % 2 == 0 and self.in_size // self.unit >= self.num_all
+        assert self.unit % 2 == 0 or self.num_all == 1
+        assert self.in_size // self.unit >= self.num_all
         assert self.count in (1, 2, 4, MAX_SEGMENTS)
 
     @property

@@ -70,6 +70,37 @@ def test_ranks_of_quantized_matrices(tmp_path: Path, form: str) -> None:
     assert bits_at(tmp_path / "codes", tp) == bits_at(tmp_path / "codes", 1)
 
 
+_MOE: dict[str, Any] = {"num_experts": 6, "moe_intermediate_size": 48, "num_experts_per_tok": 3}
+_GPT_OSS = {"num_local_experts": 6, "sliding_window": 12, "intermediate_size": 96}
+MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "": ("qwen3_moe", _MOE | {"mlp_only_layers": [1]}),
+    "beside a shared expert": ("qwen2_moe", _MOE | {"shared_expert_intermediate_size": 40}),
+    "interleaved, transposed": ("gpt_oss", _GPT_OSS),
+    "mxfp4": ("gpt_oss", _GPT_OSS),
+    "fp8 by block": ("qwen3_moe", _MOE | {"moe_intermediate_size": 96}),
+}
+
+
+@pytest.mark.parametrize(
+    ("form", "dtype"),
+    [
+        ("", "float32"),
+        *[pytest.param(form, "float32", marks=pytest.mark.slow) for form in list(MIXTURES)[1:]],
+        pytest.param("", "bfloat16", marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_of_a_mixture_of_experts(tmp_path: Path, form: str, dtype: str) -> None:
+    if not is_for_c(torch.empty(2, 2, dtype=getattr(torch, dtype))):
+        pytest.skip(f"this processor multiplies {dtype} elsewhere")
+    model_type, changes = MIXTURES[form]
+    folder = tmp_path / "numbers"
+    make_model(folder, model_type, **changes)
+    if form in FORMS:
+        quantize_model(folder, tmp_path / "codes", *FORMS[form])
+        folder = tmp_path / "codes"
+    assert bits_at(folder, 2, dtype=dtype) == bits_at(folder, 1, dtype=dtype)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("tp", "num_kv_heads"), [(4, 2), (8, 2), (4, 1)])

@@ -13,6 +13,7 @@ from tandem.engine.architecture.quantization import Quantization
 from tandem.engine.config import EngineConfig
 from tandem.engine.execution.resolve import resolve
 from tandem.engine.ranks.widths import check_width, num_segments
+from tandem.kernels.reference.routing import Routing
 from tandem.models.random_model import write_random_model
 from tandem.runtime.errors import ConfigError
 from tests.engine.ranks.running import config_of
@@ -51,7 +52,7 @@ def test_sums_have_as_many_segments_as_heads_can_be_dealt(
         ({"tp": 2, "kernels": "torch"}, {}, 'needs the kernels in C, not "torch"'),
         ({"tp": 2, "emulate": "h100/llama-3.1-8b"}, {}, "an emulated device is one"),
         ({"tp": 2}, {"dtype": "float16"}, "set engine.dtype to float32"),
-        ({"tp": 2}, {"intermediate_size": 77}, "intermediate_size of 77"),
+        ({"tp": 2}, {"intermediate_size": 77}, "width of 77"),
         ({"tp": 2}, {"architecture": ARCHITECTURES["Olmo2ForCausalLM"]}, "over all heads at once"),
     ],
 )
@@ -64,11 +65,18 @@ def test_a_width_that_is_not_served_is_refused_by_name(
     assert reason in caught.value.message and caught.value.param == "tp"
 
 
-def test_a_mixture_is_refused_by_name(model: Path) -> None:
+def test_experts_too_narrow_for_their_groups_of_inputs_are_refused(model: Path) -> None:
     config, found = resolved(model)
-    mixture = MixtureConfig.__new__(MixtureConfig)
-    with pytest.raises(ConfigError, match="mixture of experts"):
-        check_width(config.model_copy(update={"tp": 2}), replace(found, mixture=mixture))
+    mixture = MixtureConfig(4, 128, 0, Routing(2), (True,) * found.num_layers)
+    found = replace(
+        found,
+        architecture=ARCHITECTURES["MixtralForCausalLM"],
+        mixture=mixture,
+        quantization=Quantization("awq", 64),
+    )
+    check_width(config.model_copy(update={"tp": 2}), found)
+    with pytest.raises(ConfigError, match="a width of 128 in units of 64 is served by 1, 2 proc"):
+        check_width(config.model_copy(update={"tp": 4}), found)
 
 
 def test_widths_with_the_order_of_sums_of_all_share_a_form_of_kv(model: Path) -> None:
