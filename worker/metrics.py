@@ -1,5 +1,7 @@
 """Prometheus metrics of every worker, whatever its roles: the engine's load."""
 
+from collections.abc import Sequence
+
 from prometheus_client import Gauge
 
 from tandem.engine.schedule.outputs import LoadStats
@@ -32,6 +34,12 @@ class WorkerMetrics:
         self._worst_late = gauge(
             "worker_emulated_worst_late_seconds", "Longest delay of an emulated step", ["model"]
         )
+        self._model = model
+        self._rank_wait = gauge(
+            "worker_rank_wait_seconds",
+            "Time for which a rank of the model has waited for the others",
+            ["model", "rank"],
+        )
         self._running = self._gateway_series("num_requests_running", "Sequences that are computed")
         self._waiting = self._gateway_series("num_requests_waiting", "Sequences that wait")
         self._usage = self._gateway_series(
@@ -48,6 +56,11 @@ class WorkerMetrics:
 
     def _gateway_series(self, name: str, description: str) -> Gauge:
         return gateway_gauge(name, description, _GATEWAY_LABELS).labels(*self._labels)
+
+    def waited(self, waits_s: Sequence[float]) -> None:
+        """Record how long each rank has waited for the others."""
+        for rank, wait_s in enumerate(waits_s):
+            self._rank_wait.labels(self._model, str(rank)).set(wait_s)
 
     def loaded(self, load: LoadStats) -> None:
         """Record the engine's load; as in vLLM, a sequence in remote prefill waits."""

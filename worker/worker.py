@@ -270,6 +270,8 @@ class Worker:
     async def _measured_load(self) -> LoadStats:
         self.last_load = load = await self.load()
         self._metrics.loaded(load)
+        if self._followers is not None:
+            self._metrics.waited(self._followers.rank.exchange.waited_s())
         if self._emulated is not None:
             clock = self._emulated.clock
             self._metrics.emulated(clock.late_share, clock.worst_late_s)

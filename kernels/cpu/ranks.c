@@ -17,7 +17,8 @@ struct line {
     _Atomic uint32_t round;  // the last that the rank has arrived at
     _Atomic uint32_t num_waiting;
     _Atomic uint32_t is_over;  // set in rank 0's line: nobody waits any longer
-    char rest[52];
+    _Atomic int64_t waited_ns;  // by the rank, for others
+    char rest[40];
 };
 
 // One process's end; ranks.py documents the fields.
@@ -56,7 +57,10 @@ static int wait_for(struct ranks *r, long rank, uint32_t round) {
     int64_t started = now_ns();
     while (now_ns() - started < SPIN_NS)
         for (int i = 0; i < 32; i++) {
-            if (!is_behind(line, round)) return 0;
+            if (!is_behind(line, round)) {
+                atomic_fetch_add(&r->lines[r->rank].waited_ns, now_ns() - started);
+                return 0;
+            }
             pause_briefly();
         }
     int failed = 0;
@@ -71,6 +75,7 @@ static int wait_for(struct ranks *r, long rank, uint32_t round) {
         syscall(SYS_futex, &line->round, FUTEX_WAIT, seen, &timeout, NULL, 0);
     }
     atomic_fetch_sub(&line->num_waiting, 1);
+    atomic_fetch_add(&r->lines[r->rank].waited_ns, now_ns() - started);
     return failed;
 }
 

@@ -12,6 +12,7 @@ from tandem.kernels.cpu.launch import DTYPES, INT, LONG, POINTER, fields, functi
 LINE_BYTES = 64
 MAX_RANKS = 8
 BUFFER_BYTES = 1 << 20
+_WAITED = 2  # the place of waited_ns in a line, in numbers of 8 bytes
 
 
 class _Ranks(ctypes.Structure):
@@ -112,6 +113,11 @@ class RankExchange:
         assert row_bytes <= self.buffer_bytes
         where = rows.data_ptr(), len(rows), row_bytes, owners.data_ptr()
         self._check(_share_rows(self._pointer, *where))
+
+    def waited_s(self) -> list[float]:
+        """Return how long each rank has waited for the others; the latest one waits least."""
+        lines = self._memory[: self.num_ranks * LINE_BYTES].view(torch.int64)
+        return [ns / 1e9 for ns in lines.view(self.num_ranks, -1)[:, _WAITED].tolist()]
 
     def end(self) -> None:
         """Let every rank's waiting calls fail, those of other threads and processes too."""

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -108,3 +109,14 @@ def test_a_rank_whose_leader_is_gone_ends_its_wait() -> None:
     with pytest.raises(MissingRankError) as caught:
         orphan.meet()
     assert caught.value.rank == 0
+
+
+def test_the_rank_that_is_late_waits_least() -> None:
+    early, late = exchanges(2)
+    with ThreadPoolExecutor(1) as pool:
+        met = pool.submit(early.meet)
+        time.sleep(0.2)
+        late.meet()
+        met.result()
+    waits_s = early.waited_s()
+    assert waits_s == late.waited_s() and waits_s[0] > 0.1 > waits_s[1]
