@@ -45,7 +45,8 @@ def part_table(parts: Iterable[tuple[int, int]], device: torch.device) -> torch.
     """Make the kernel's table of the parts of a block, (first word, number of words).
 
     Int32 `[num_pieces, 3]`: first word, number of words, position of the first word. Positions
-    count from 1 through all parts in their order; long parts become several pieces.
+    count from 1 through all parts in their order; long parts become several pieces. The host does
+    not wait for the copy.
     """
     pieces: list[tuple[int, int, int]] = []
     position = 1
@@ -55,7 +56,8 @@ def part_table(parts: Iterable[tuple[int, int]], device: torch.device) -> torch.
             for start in range(0, count, PIECE_WORDS)
         )
         position += count
-    return torch.tensor(pieces, dtype=torch.int32, device=device).view(-1, 3)
+    on_host = torch.tensor(pieces, dtype=torch.int32, pin_memory=device.type == "cuda")
+    return on_host.to(device, non_blocking=True).view(-1, 3)
 
 
 def block_checksums(
