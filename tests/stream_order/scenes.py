@@ -1,0 +1,232 @@
+"""What a worker does on GPUs, each scene with the program's own code from end to end."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from tandem.engine.config import EngineConfig
+from tandem.engine.core.engine import Engine
+from tandem.engine.execution.model_runner import ModelRunner
+from tandem.engine.schedule.sequence import LayerProgress, Sequence, layer_boundaries
+from tandem.engine.step.outcome import DeviceLostError
+from tandem.engine.step.sampler import SampledToken
+from tandem.runtime.errors import InternalError, TransferError
+from tandem.runtime.wire.messages import SamplingParams, StopConditions
+from tandem.transfer.agents.group import TransferGroup, WriteOrder
+from tandem.transfer.config import TransferConfig
+from tandem.transfer.layout import KvLayout
+from tandem.transfer.loopback import PROCESS_FABRIC
+from tests.stream_order.gpu import Gpus
+
+Answers = dict[str, list[int]]
+GREEDY: dict[str, Any] = {"temperature": 0}
+REQUESTS: list[dict[str, Any]] = [
+    {"temperature": 0, "logprobs": 1, "prompt_logprobs": True},
+    {"temperature": 0.9, "top_p": 0.9, "seed": 3},
+    {"temperature": 0.7, "repetition_penalty": 1.2, "logprobs": 3, "seed": 5},
+    GREEDY,
+]
+BLOCK_SIZE = 4
+LOOPBACK = TransferConfig(backend="loopback", write_timeout_s=0.1)
+
+
+def make_engine(folder: Path, device: str, **options: Any) -> Engine:
+    """An engine over a pool of few blocks, which are soon used again."""
+    settings: dict[str, Any] = {
+        "model": str(folder), "device": device, "dtype": "float32", "block_size": BLOCK_SIZE,
+        "num_blocks": 16, "max_model_len": 32, "max_num_seqs": 2, "max_num_batched_tokens": 8,
+        "threads": 1,
+    }  # fmt: skip
+    config = EngineConfig(**(settings | options))
+    return Engine(config, ModelRunner(config))
+
+
+def sequence(
+    name: str, num_tokens: int, sampling: dict[str, Any] = GREEDY, **changes: Any
+) -> Sequence:
+    token_ids = [5 + (3 * len(name) + 7 * position) % 90 for position in range(num_tokens)]
+    stop = StopConditions(max_tokens=3, ignore_eos=True)
+    return Sequence(name, token_ids, num_tokens, SamplingParams(**sampling), stop, **changes)
+
+
+def run(engine: Engine, *seqs: Sequence) -> Answers:
+    """Serve sequences to their ends; return their tokens."""
+    answers: Answers = {seq.request_id: [] for seq in seqs}
+    for seq in seqs:
+        engine.add(seq)
+    while engine.has_work:
+        for output in engine.step():
+            if output.error is not None:
+                raise output.error
+            answers[output.request_id] += output.token_ids
+    return answers
+
+
+def steps(folder: Path, device: str, **options: Any) -> Answers:
+    """Prompts in chunks, then decode steps ahead of the host, most of them replayed."""
+    engine = make_engine(folder, device, **options)
+    lengths = (11, 2, 5, 3)
+    return run(engine, *map(sequence, "abcd", lengths, REQUESTS))
+
+
+class LateMasks:
+    """A matcher of even tokens whose masks are not ready when they are first waited for."""
+
+    num_tokens = 0
+
+    def __init__(self) -> None:
+        self.forced: list[int] = []
+        self._is_late = True
+
+    def begin(self, new_tokens: list[int]) -> None:
+        self.num_tokens += len(new_tokens)
+
+    def wait(self, timeout_s: float | None) -> bool:
+        self._is_late = not self._is_late
+        return self._is_late
+
+    def mask(self) -> npt.NDArray[np.int32]:
+        return np.full(9, 0x55555555, np.int32)
+
+
+def masks(folder: Path, device: str) -> Answers:
+    """An answer under a grammar that is late, beside another one."""
+    bound = sequence("bound", 3, matcher=LateMasks())
+    return run(make_engine(folder, device), sequence("free", 3), bound)
+
+
+class Ends:
+    """A prefill worker's engine on one GPU and a decode worker's on another, with transports."""
+
+    def __init__(self, folder: Path) -> None:
+        self.engines = [make_engine(folder, f"cuda:{index}") for index in range(2)]
+        self.heard: asyncio.Queue[bytes] = asyncio.Queue()
+        runner = self.engines[0].runner
+        model, self.layers = runner.model_config, runner.model_config.num_layers
+        layout = KvLayout(self.layers, model.num_kv_heads, BLOCK_SIZE, model.head_dim, model.dtype)
+        self.sender, self.receiver = (
+            TransferGroup(LOOPBACK, layout, each.runner.kv_caches, name, "e1")
+            for name, each in zip("pd", self.engines, strict=True)
+        )
+
+    async def __aenter__(self) -> "Ends":
+        await self.sender.start(lambda rank, notice: None)
+        await self.receiver.start(lambda rank, notice: self.heard.put_nowait(notice))
+        self.link = await self.sender.connect(self.receiver.metadata())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        PROCESS_FABRIC.held = False
+        PROCESS_FABRIC.pending.clear()
+        await self.sender.close()
+        await self.receiver.close()
+
+    async def write(
+        self, pairs: list[tuple[int, int]], layers: range, ends: tuple[int, ...], after: Any = None
+    ) -> None:
+        """Write layers of blocks, and compare both sides' checksums as a decode worker does."""
+        ranks, sums = self.link.rank_pairs[0], list[int]()
+
+        def notice(checksums: Any) -> bytes:
+            sums.extend(checksums)
+            return b"landed"
+
+        await self.sender.write(
+            self.link, WriteOrder(ranks, layers, pairs, notice, ends, None, after)
+        )
+        assert await self.heard.get() == b"landed"
+        remote = [block for _, block in pairs]
+        assert await self.receiver.checksums(ranks, layers, remote) == sums
+
+
+async def handoff(folder: Path) -> Answers:
+    """A prompt in two chunks, the last written layer by layer while it is computed."""
+    async with Ends(folder) as ends:
+        prefill, decode = ends.engines
+        # It has block 0, of which the prefill kernel reads keys past a context, and uses none.
+        decode.add(sequence("other", 4))
+        decode.launch()
+        ours, theirs = (
+            sequence("moved", 11, prefill_only=True, num_layer_groups=2),
+            sequence("moved", 11),
+        )
+        reserved = decode.reserve(theirs)
+        assert reserved is not None
+        landing, boundaries = dict(reserved.fill), layer_boundaries(ends.layers, 2)
+        announced: list[LayerProgress] = []
+        prefill.on_layers = announced.extend
+        prefill.add(ours)
+        prefill.launch()  # both chunks
+        [head] = prefill.collect()
+        prefill.launch()  # announces what waited for the outputs before
+        pairs = [(block, landing[ordinal]) for ordinal, block in enumerate(ours.block_table)]
+        num_full = head.num_computed_tokens // BLOCK_SIZE
+        [progress] = announced
+        await ends.write(pairs[:num_full], range(ends.layers), (ends.layers,))
+        first = range(progress.num_layers)
+        await ends.write(pairs[num_full:], first, boundaries, progress.event)
+        [last] = prefill.collect()
+        await ends.write(pairs[num_full:], range(first.stop, ends.layers), boundaries)
+        prefill.abort("moved")
+        answers = {"moved": list(last.token_ids), "other": []}
+        decode.admit("moved", SampledToken(last.token_ids[0], None))
+        while decode.has_work:
+            for output in decode.step():
+                answers[output.request_id] += output.token_ids
+        return answers
+
+
+async def quarantine(gpus: Gpus, folder: Path) -> None:
+    """A write that is given up too late: its blocks, on both sides, are soon others'."""
+
+    def land() -> None:
+        while PROCESS_FABRIC.pending:
+            PROCESS_FABRIC.pending.pop().copy()
+
+    async with Ends(folder) as ends:
+        for engine in ends.engines:
+            run(engine, sequence("warm", 2))
+        gpus.on_synchronize = land  # a device has run its copies once it is idle
+        PROCESS_FABRIC.held = True
+        pairs = [(block, block) for block in range(16)]
+        with contextlib.suppress(TransferError):
+            await ends.write(pairs, range(ends.layers), (ends.layers,))
+        for engine in ends.engines:
+            run(engine, sequence("next", 9))
+        land()  # the latest that they could
+
+
+class FailingMasks(LateMasks):
+    """A matcher that fails in the midst of a launch."""
+
+    def wait(self, timeout_s: float | None) -> bool:
+        raise InternalError("the grammar's thread has ended")
+
+
+async def failed_launch(folder: Path) -> None:
+    """A step that fails after it wrote to the pool, whose blocks are then filled from outside."""
+    async with Ends(folder) as ends:
+        _, decode = ends.engines
+        for each in ends.engines:
+            run(each, sequence("warm", 2))
+        with contextlib.suppress(InternalError):
+            run(decode, sequence("fails", 5, matcher=FailingMasks()))
+        pairs = [(block, block) for block in range(16)]
+        await ends.write(pairs, range(ends.layers), (ends.layers,))
+
+
+def lost(gpus: Gpus, folder: Path) -> None:
+    """A GPU that is lost with a step in flight."""
+    engine = make_engine(folder, "cuda:0")
+    engine.add(sequence("a", 3))
+    engine.add(sequence("b", 5))
+    engine.launch()
+    gpus.lost.add(torch.device("cuda", 0))
+    with pytest.raises(DeviceLostError, match="illegal memory access"):
+        engine.collect()

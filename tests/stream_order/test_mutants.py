@@ -1,0 +1,38 @@
+"""Each wait, record and pinned copy of the program is missed, by name, where it is taken out."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.stream_order import scenes
+from tests.stream_order.gpu import Gpus
+from tests.stream_order.mutants import MUTANTS, Mutant, Scene
+
+
+async def play(scene: Scene, folder: Path, gpus: Gpus) -> None:
+    match scene:
+        case "steps":
+            scenes.steps(folder, "cuda:0")
+        case "masks":
+            scenes.masks(folder, "cuda:0")
+        case "handoff":
+            await scenes.handoff(folder)
+        case "quarantine":
+            await scenes.quarantine(gpus, folder)
+        case "failed_launch":
+            await scenes.failed_launch(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+async def test_a_mutant_is_judged_by_name(mutant: Mutant, folder: Path, gpus: Gpus) -> None:
+    with mutant.applied():
+        raised = ""
+        try:
+            await play(mutant.scene, folder, gpus)
+        except Exception as error:
+            raised = type(error).__name__
+    assert mutant.verdict in {each.kind for each in gpus.order.verdicts} | {raised}, (
+        gpus.order.verdicts,
+        raised,
+    )

@@ -1,0 +1,51 @@
+"""Workers on GPUs, judged by the order of their work."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.stream_order import scenes
+from tests.stream_order.gpu import Gpus
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, pytest.param({"cuda_graphs": False}, marks=pytest.mark.slow)],
+    ids=["graphs", "no graphs"],
+)
+def test_steps_ahead_of_the_host_are_in_order(
+    folder: Path, gpus: Gpus, options: dict[str, bool]
+) -> None:
+    found = scenes.steps(folder, "cuda:0", **options)
+    assert gpus.order.verdicts == []
+    assert found == scenes.steps(folder, "cpu")
+
+
+def test_steps_without_a_late_mask_are_in_order(folder: Path, gpus: Gpus) -> None:
+    found = scenes.masks(folder, "cuda:0")
+    assert gpus.order.verdicts == []
+    assert found == scenes.masks(folder, "cpu")
+    assert all(token % 2 == 0 for token in found["bound"])
+
+
+async def test_a_handoff_by_layers_is_in_order_at_both_ends(folder: Path, gpus: Gpus) -> None:
+    found = await scenes.handoff(folder)
+    assert gpus.order.verdicts == []
+    engine = scenes.make_engine(folder, "cpu")
+    seqs = scenes.sequence("moved", 11), scenes.sequence("other", 4)
+    assert found == scenes.run(engine, *seqs)
+
+
+async def test_no_block_is_used_while_a_late_write_may_reach_it(folder: Path, gpus: Gpus) -> None:
+    await scenes.quarantine(gpus, folder)
+    assert gpus.order.verdicts == []
+
+
+async def test_nothing_of_a_failed_step_is_under_way(folder: Path, gpus: Gpus) -> None:
+    await scenes.failed_launch(folder)
+    assert gpus.order.verdicts == []
+
+
+def test_a_lost_gpu_is_told_from_a_failed_step(folder: Path, gpus: Gpus) -> None:
+    scenes.lost(gpus, folder)
+    assert gpus.order.verdicts == []
