@@ -60,8 +60,17 @@ class Jobs:
     time: Annotated[
         str | None, typer.Option(help="Time limit of a worker, as in 24:00:00; then another comes.")
     ] = None
-    gpus: Annotated[int, typer.Option(min=0, help="GPUs of a worker; 0: on the CPU.")] = 1
-    cpus: Annotated[int, typer.Option(min=0, help="Cores of a worker; 0: Slurm's default.")] = 0
+    gpus: Annotated[
+        int, typer.Option(min=0, max=1, help="GPU of a worker, which computes on one; 0: CPU.")
+    ] = 1
+    cpus: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Cores of a worker; 0: one for each thread of its --tp processes, or Slurm's "
+            "default without --tp.",
+        ),
+    ] = 0
     interface: Annotated[
         str, typer.Option(help="Network interface of all nodes, as in ib0; route: by the route.")
     ] = "route"
@@ -82,11 +91,14 @@ class Jobs:
         int, typer.Option(min=0, help="Requeues of a job whose process died, or node was lost.")
     ] = 10
 
-    def deployment(self, place: Place, model: ModelOptions) -> "Deployment":
-        """Return the deployment. Raise ConfigError for a name that is none."""
-        from tandem.launch.slurm.deployment import Deployment, JobOptions, folder_of
+    def deployment(
+        self, place: Place, model: ModelOptions, config: "EffectiveConfig"
+    ) -> "Deployment":
+        """Return the deployment. Raise ConfigError for a name or a width that cannot be."""
+        from tandem.launch.slurm.deployment import Deployment, JobOptions, cores_for, folder_of
 
         others = tuple(self.sbatch or ())
+        cpus = cores_for(config.config.engine, self.gpus, self.cpus)
         is_folder = Path(model.model).expanduser().is_dir()
         return Deployment(
             name=place.name,
@@ -101,7 +113,7 @@ class Jobs:
             service=JobOptions(
                 self.service_partition or self.partition, self.service_time, 0, 1, others
             ),
-            worker=JobOptions(self.partition, self.time, self.gpus, self.cpus, others),
+            worker=JobOptions(self.partition, self.time, self.gpus, cpus, others),
             notice_s=self.notice_s,
             max_requeues=self.max_requeues,
         )
@@ -128,16 +140,16 @@ def up(
 
     config = _config(session)
     with Reporter() as reporter:
-        run(jobs.deployment(place, model), config, reporter, timeout_s)
+        run(jobs.deployment(place, model, config), config, reporter, timeout_s)
 
 
 @slurm_app.command(epilog="Example: tandem slurm render bundled --gpus 0 > jobs.sh")
-@shares(model=ModelOptions, place=Place, jobs=Jobs)
-def render(model: ModelOptions, place: Place, jobs: Jobs) -> None:
+@shares(model=ModelOptions, session=with_engine(file_session), place=Place, jobs=Jobs)
+def render(model: ModelOptions, session: Session, place: Place, jobs: Jobs) -> None:
     """Print the two scripts that `up` with the same options would submit."""
     from tandem.launch.slurm.scripts import render as scripts
 
-    deployment = jobs.deployment(place, model)
+    deployment = jobs.deployment(place, model, session.load())
     for name, text in scripts(deployment).items():
         print(f"# ---- {deployment.path / name}\n{text}")
 

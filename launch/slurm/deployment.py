@@ -11,6 +11,7 @@ import yaml
 
 from tandem.config.model import EffectiveConfig, load_config
 from tandem.config.sources import Setting
+from tandem.engine.config import EngineConfig
 from tandem.launch.serve.plan import RolePlan
 from tandem.launch.supervise.run_dir import make_run_dir
 from tandem.runtime.errors import ConfigError, NotFoundError
@@ -101,6 +102,25 @@ def folder_of(name: str, wanted: Path | None) -> Path:
     if not NAME.fullmatch(name):
         raise ConfigError(f"--name {name!r}: letters, digits, '_' and '-' only", param="--name")
     return wanted or writable_home() / ".local" / "state" / "tandem" / "slurm" / name
+
+
+def cores_for(engine: EngineConfig, gpus: int, cores: int) -> int:
+    """Return the cores of a worker: `cores`, or as many as its processes have threads.
+
+    0 leaves them to Slurm. Raise ConfigError where the processes of a worker do not fit.
+    """
+    if engine.tp == 1:
+        return cores
+    if gpus:
+        raise ConfigError(f"--tp {engine.tp} is served on CPUs only: --gpus 0", param="--tp")
+    needed = engine.tp * (engine.threads or 1)
+    if cores and cores < needed:
+        raise ConfigError(
+            f"--cpus {cores}: {engine.tp} processes have {needed} threads, each of which needs a "
+            "core",
+            param="--cpus",
+        )
+    return cores or needed
 
 
 def load_deployment(name: str, wanted: Path | None) -> Deployment:

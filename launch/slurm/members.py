@@ -20,6 +20,7 @@ POLL_S = 0.5
 LOG_PATIENCE_S = 20.0  # the log of a running job shows on this host within this time
 KILL_AFTER_DRAIN_S = 30.0
 LOG_LINES = 5
+NEVER_STARTS = "PartitionConfig"  # a reason to wait that only an administrator ends
 
 
 class Members:
@@ -97,10 +98,16 @@ class Members:
     def _require_jobs(self, service: Sequence[Job], jobs: Sequence[Job], count: int) -> None:
         if not service:
             raise ServiceError(self._ended("the service job", None))
+        for job in [*service, *jobs]:
+            if job.reason == NEVER_STARTS:
+                raise ServiceError(f"{job.title} cannot start: {job.why}; then `tandem slurm down`")
         if len(jobs) < count:
             numbers = {job.index for job in jobs}
-            known = [job for job in jobs_named(self.deployment.worker_job) if not job.is_live]
-            lost = next((job.index for job in known if job.index not in numbers), None)
+            ended = [job for job in jobs_named(self.deployment.worker_job) if not job.is_live]
+            # the latest: jobs of an earlier deployment may be among them, and arrays that never ran
+            ended.sort(key=lambda job: int(job.job_id), reverse=True)
+            known = (job.index for job in ended if job.index is not None)
+            lost = next((index for index in known if index not in numbers), None)
             raise ServiceError(self._ended(f"worker {lost}", lost))
 
     def _ended(self, subject: str, index: int | None) -> str:

@@ -34,10 +34,11 @@ for attempt in 1 2 3; do
     wait "$process"
     code=$?
     echo "$(date -u +%FT%TZ) {what} ended with $code"
-    [ "$code" != 0 ] && [ -z "$leaving" ] || break
+    case $code in 0 | 2) leaving=1 ;; esac  # 2: a setting is wrong, and would be so again
+    [ -z "$leaving" ] || break
 done
 rm -f "$state/workers/$SLURM_JOB_ID"
-if [ "$code" != 0 ] && [ -z "$leaving" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {requeues} ]; then
+if [ -z "$leaving" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {requeues} ]; then
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"

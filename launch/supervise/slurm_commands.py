@@ -18,6 +18,7 @@ REMEDIES = {
     "invalid account": "`sacctmgr show assoc user=$USER` lists yours: --sbatch=--account=NAME",
     "requested node configuration is not available": "no node has so many GPUs or cores; see "
     "`sinfo -N -l`",
+    "PartitionConfig": "no node of the partition has so many GPUs or cores; see `sinfo -N -l`",
     "requested time limit": "the partition allows less: --time",
     "unable to contact": "slurmctld does not answer: `scontrol ping`",
     "invalid generic resource": "the partition has no GPUs: --gpus 0 for workers on CPUs",

@@ -164,3 +164,16 @@ class SlurmCluster:
         for process in [*self.slurmds.values(), *reversed(self._daemons)]:
             end(process)
         self._temporary.cleanup()
+
+
+def processes_of(part: str, state: Path) -> list[int]:
+    """The processes of the deployment in `state` whose command line has `part`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if part in words and str(state) in words and "deathwatch" not in words:
+            found.append(int(path.parent.name))
+    return sorted(found)

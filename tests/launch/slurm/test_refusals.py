@@ -1,7 +1,9 @@
 """What a real Slurm refuses, or cannot start: one line that says what to do."""
 
+import asyncio
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -11,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.hosts import Hosts, require_hosts
-from tests.launch.slurm.slurm_cluster import PROGRAMS, SlurmCluster
+from tests.launch.slurm.slurm_cluster import PROGRAMS, SlurmCluster, processes_of
+from tests.services import eventually
+from tests.stream_load import StreamLoad
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +25,7 @@ COMMAND_S = 100.0
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[SlurmCluster]:
     require_hosts(*PROGRAMS)
-    with Hosts(1) as hosts, SlurmCluster(hosts) as slurm:
+    with Hosts(1) as hosts, SlurmCluster(hosts, num_cpus=4) as slurm:
         yield slurm
 
 
@@ -67,6 +71,7 @@ def test_the_scripts_pass_slurms_own_check(slurm: SlurmCluster, tmp_path: Path) 
     [
         (("-p", "nowhere"), "`sinfo` lists the partitions: --partition"),
         (("--gpus", "1"), "the partition has no GPUs: --gpus 0"),
+        (("--tp", "8"), "no node of the partition has so many GPUs or cores"),
         (("-p", "closed", "--timeout-s", "2"), "the partition is down: `sinfo -R`"),
     ],
 )
@@ -74,6 +79,48 @@ def test_what_cannot_start_is_one_line_with_a_remedy(
     slurm: SlurmCluster, tmp_path: Path, words: tuple[str, ...], reason: str
 ) -> None:
     assert reason in refusal(slurm, tmp_path / "state", *words)
+
+
+def test_a_setting_that_no_restart_mends_ends_the_wait(slurm: SlurmCluster, tmp_path: Path) -> None:
+    # the bundled model has 2 KV heads, a node has 4 cores, the service job one of them
+    words = ("--engine.tp=3", "--workers", "1")
+    assert "worker 0 ended" in refusal(slurm, tmp_path / "state", *words)
+    assert "tp 3: a model of" in (tmp_path / "state/logs/worker-0.log").read_text()
+
+
+def test_the_processes_of_a_worker_are_one_job_and_begin_anew_together(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    place = ("--state-dir", str(state))
+    words = ("--gpus", "0", "--tp", "2", "--workers", "1", "--frontend.port=0")
+    up = tandem(slurm, "up", "bundled", *words, *place)
+    try:
+        assert up.returncode == 0, up.stderr
+        jobs = slurm.run("squeue", "-h", "-n", "tandem-worker", "-o", "%C %D")
+        assert jobs.split() == ["2", "1"]  # cores, nodes
+        asyncio.run(_loses_a_rank(up.stdout.strip(), state))
+    finally:
+        tandem(slurm, "down", *place)
+        slurm.end_jobs()
+
+
+async def _loses_a_rank(url: str, state: Path) -> None:
+    async with StreamLoad(lambda: url, "tandem-tiny") as load:
+        await load.first_answer_s()
+        (worker,) = processes_of("tandem.launch worker", state)
+        ranks = _ranks_of(worker)
+        os.kill(ranks[0], signal.SIGKILL)
+        await eventually(lambda: worker not in processes_of("tandem.launch worker", state))
+        await load.first_answer_s()
+    assert "ended with 72" in (state / "logs/worker-0.log").read_text()
+
+
+def _ranks_of(worker: int) -> list[int]:
+    """The processes that a worker has started to compute with it."""
+    children = Path(f"/proc/{worker}/task/{worker}/children").read_text().split()
+    commands = {int(pid): Path(f"/proc/{pid}/cmdline").read_text() for pid in children}
+    return [pid for pid, command in commands.items() if "follower" in command]
 
 
 def test_a_drained_node_is_named(slurm: SlurmCluster, tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tandem.launch.slurm.deployment import Deployment, JobOptions
+from tandem.engine.config import EngineConfig
+from tandem.launch.slurm.deployment import Deployment, JobOptions, cores_for
 from tandem.launch.slurm.scripts import SERVICE, WORKER, render
+from tandem.runtime.errors import ConfigError
 from tests.processes import line_until
 
 NO_OPTIONS = JobOptions()
@@ -107,6 +109,22 @@ def test_a_process_that_dies_starts_again_and_then_its_job_does(
     assert out.count("a b\n") == 3
     assert run.notes() == notes
     assert not list((run.state / "workers").iterdir())
+
+
+def test_a_setting_that_is_wrong_is_not_tried_again(tmp_path: Path) -> None:
+    run = Run(tmp_path, "print('tries'); raise SystemExit(2)", WORKER)
+    code, out = run.end()
+    assert (code, out.count("tries"), run.notes()) == (2, 1, [])
+
+
+def test_the_processes_of_a_worker_have_a_core_for_each_thread() -> None:
+    assert cores_for(EngineConfig(), 1, 0) == 0  # Slurm's default
+    assert cores_for(EngineConfig(tp=2), 0, 0) == 2
+    assert cores_for(EngineConfig(tp=2, threads=3), 0, 8) == 8
+    with pytest.raises(ConfigError, match="CPUs only: --gpus 0"):
+        cores_for(EngineConfig(tp=2), 1, 0)
+    with pytest.raises(ConfigError, match="2 processes have 6 threads"):
+        cores_for(EngineConfig(tp=2, threads=3), 0, 5)
 
 
 DRAINS = """

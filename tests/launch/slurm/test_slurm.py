@@ -16,7 +16,7 @@ import pytest_asyncio
 from tests.certificates import Authority
 from tests.e2e.cluster import write_sensitive_model
 from tests.hosts import Hosts, require_hosts
-from tests.launch.slurm.slurm_cluster import PROGRAMS, SlurmCluster
+from tests.launch.slurm.slurm_cluster import PROGRAMS, SlurmCluster, processes_of
 from tests.services import eventually
 from tests.stream_load import StreamLoad
 
@@ -163,11 +163,11 @@ async def test_at_its_time_limit_a_worker_leaves_and_another_comes(
 
 async def test_a_dead_process_is_started_again(tandem: Tandem, load: StreamLoad) -> None:
     await tandem.until_serving(2)
-    (victim, *_) = _pids("tandem.launch worker", tandem.state)
+    (victim, *_) = processes_of("tandem.launch worker", tandem.state)
     async with load.running() as record:
         os.kill(victim, signal.SIGKILL)
-        await eventually(lambda: victim not in _pids("tandem.launch worker", tandem.state))
-        await eventually(lambda: len(_pids("tandem.launch worker", tandem.state)) == 2)
+        await eventually(lambda: victim not in processes_of("tandem.launch worker", tandem.state))
+        await eventually(lambda: len(processes_of("tandem.launch worker", tandem.state)) == 2)
         await tandem.until_serving(2)
     record.judge("kill -9 of a worker")
 
@@ -193,7 +193,7 @@ async def test_a_service_job_that_dies_is_found_where_it_comes_back(
 ) -> None:
     num_workers = len(tandem.jobs())
     before = tandem.services()
-    (pid,) = _pids("tandem.launch slurm service", tandem.state)
+    (pid,) = processes_of("tandem.launch slurm service", tandem.state)
     os.kill(pid, signal.SIGKILL)
     begun_s = time.perf_counter()
     await eventually(lambda: tandem.services() != before)
@@ -204,16 +204,3 @@ async def test_a_service_job_that_dies_is_found_where_it_comes_back(
     async with load.running() as record:
         await tandem.until_serving(num_workers)
     record.judge("after the services moved")
-
-
-def _pids(part: str, state: Path) -> list[int]:
-    """The processes of the deployment whose command line has `part`."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if part in words and str(state) in words and "deathwatch" not in words:
-            found.append(int(path.parent.name))
-    return sorted(found)
