@@ -204,3 +204,22 @@ async def test_a_service_job_that_dies_is_found_where_it_comes_back(
     async with load.running() as record:
         await tandem.until_serving(num_workers)
     record.judge("after the services moved")
+
+
+async def test_a_service_job_whose_host_dies_serves_again_elsewhere(
+    hosts: Hosts, tandem: Tandem, load: StreamLoad
+) -> None:
+    num_workers = len(tandem.jobs())
+    before = tandem.services()
+    (victim,) = tandem.jobs("tandem").values()
+    async with load.running() as record:
+        tandem.slurm.kill_node(victim)
+        begun_s = time.perf_counter()
+        await eventually(lambda: tandem.services() not in ({}, before), timeout_s=150, pause_s=0.2)
+        await load.first_answer_s()
+        print(f"without new requests on a lost host: {time.perf_counter() - begun_s:.1f} s")
+    assert victim not in tandem.jobs("tandem").values()
+    # answers under way break off with the frontend; none that came whole is wrong
+    assert record.num_right > 0 and not record.wrong, record.wrong[:2]
+    tandem.slurm.start_node(next(host for host in hosts.all if host.name == victim))
+    await tandem.until_serving(num_workers)
