@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tandem.router.load import InstanceLoad, Shared
 from tandem.router.predict import Floats, Pace, bounding_arrays, scaled
 
-_NUM_PACE = 10  # of the columns: the fields of a Pace, in their order
+_NUM_PACE = 11  # of the columns: the fields of a Pace, in their order
 _PROMPT_S, _DECODE_S, _TTFT_TARGET, _NUM_REQUESTS, _PENDING, _ACTIVE, _FILLABLE = range(
     _NUM_PACE, _NUM_PACE + 7
 )

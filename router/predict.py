@@ -2,9 +2,10 @@
 
 Times come from the step costs that each worker learns and reports: a step with decodes takes
 `c + n * per_decode + context * per_context`, prompts add `c + tokens * per_token` and, for each
-token, its position, less what is hidden in a step with both. Prompts are computed in order of
-arrival; beside decodes a step holds as many prompt tokens as keep it under the worker's longest
-step. The formulas of a `Pace` hold for one worker, in numbers, and for many at once, in arrays.
+token, its position, less what is hidden in a step with both; no step with prompts is shorter than
+its launches. Prompts are computed in order of arrival; beside decodes a step holds as many prompt
+tokens as keep it under the worker's longest step. The formulas of a `Pace` hold for one worker, in
+numbers, and for many at once, in arrays.
 """
 
 import math
@@ -73,6 +74,7 @@ class Pace(Struct, Generic[Real], frozen=True, gc=False):
     num_waiting_steps: Real  # that hold these
     num_decodes: Real
     overhead_s: Real  # of each step: its constant, and its decodes
+    floor_s: Real  # of each step, however few its tokens
     wait_s: Real  # until the prompts that come first are computed
 
     @staticmethod
@@ -86,10 +88,10 @@ class Pace(Struct, Generic[Real], frozen=True, gc=False):
         overhead_s = costs.prompt_s[0] + decode_s
         if load.num_decodes:
             overhead_s -= _hidden_s(costs)
-        wait_s = waiting_s + num_steps * overhead_s
+        wait_s = max(waiting_s + num_steps * overhead_s, num_steps * costs.prompt_floor_s)
         return Pace(
             *costs.prompt_s, decode_s, room, waiting_s, num_steps, load.num_decodes,
-            overhead_s, wait_s,
+            overhead_s, costs.prompt_floor_s, wait_s,
         )  # fmt: skip
 
     def compute_s(self, num_uncached: Real | float, num_cached: Real | float) -> Real:
@@ -99,11 +101,18 @@ class Pace(Struct, Generic[Real], frozen=True, gc=False):
         """
         per_token_s = self.per_token_s + self.per_position_s * (num_cached + num_uncached / 2)
         num_steps = _ceil(num_uncached / self.num_step_tokens)
-        return num_uncached * per_token_s + num_steps * self.overhead_s
+        seconds = num_uncached * per_token_s + num_steps * self.overhead_s
+        return _longer(seconds, num_steps * self.floor_s)
 
 
 def _ceil(number: Real) -> Real:
     return np.ceil(number) if isinstance(number, np.ndarray) else float(math.ceil(number))
+
+
+def _longer(first_s: Real, second_s: Real) -> Real:
+    if isinstance(first_s, np.ndarray):
+        return np.maximum(first_s, second_s)
+    return max(first_s, second_s)
 
 
 def delay_s(first_token_s: Real, compute_s: Real, num_delayed: Real) -> Real:
@@ -138,6 +147,7 @@ def scaled(pace: Pace[Real], by_prompts: Real, by_decodes: Real) -> Pace[Real]:
     waiting_tokens_s = pace.waiting_tokens_s * by_prompts
     shorter_s = pace.per_step_s - per_step_s + pace.decode_s - decode_s
     overhead_s = np.maximum(pace.overhead_s - shorter_s, 0.0)
+    floor_s, num_steps = pace.floor_s * by_prompts, pace.num_waiting_steps
     return replace(
         pace,
         per_step_s=per_step_s,
@@ -146,7 +156,8 @@ def scaled(pace: Pace[Real], by_prompts: Real, by_decodes: Real) -> Pace[Real]:
         waiting_tokens_s=waiting_tokens_s,
         decode_s=decode_s,
         overhead_s=overhead_s,
-        wait_s=waiting_tokens_s + pace.num_waiting_steps * overhead_s,
+        floor_s=floor_s,
+        wait_s=_longer(waiting_tokens_s + num_steps * overhead_s, num_steps * floor_s),
     )
 
 
@@ -187,7 +198,7 @@ def predict(
     """Return what a prompt of `num_uncached` tokens behind `num_cached` would cost at a worker."""
     pace = Pace.of(load)
     compute_s = pace.compute_s(num_uncached, num_cached)
-    longest_s = max(load.costs.max_step_s, pace.decode_s)
+    longest_s = max(load.costs.max_step_s, pace.decode_s, pace.floor_s)
     step_s = min(compute_s, longest_s) if load.num_decodes else 0.0
     return Prediction(
         pace.wait_s, compute_s, transfer_s, load.num_decodes, step_s, load.instance_id
@@ -200,9 +211,11 @@ def shared_step_s(load: PlaceLoad, num_uncached: int, num_following: int) -> flo
     They came by now and have `num_following` tokens; as many as the step has room for are computed
     with it, and its first token comes when the step ends.
     """
-    room = Pace.of(load).num_step_tokens
-    left = -(load.num_waiting_tokens + num_uncached) % room
-    return min(left, num_following) * load.costs.prompt_s[1]
+    pace = Pace.of(load)
+    left = -(load.num_waiting_tokens + num_uncached) % pace.num_step_tokens
+    last_s = pace.overhead_s + (pace.num_step_tokens - left) * pace.per_token_s
+    added_s = min(left, num_following) * pace.per_token_s
+    return max(0.0, min(added_s, last_s + added_s - pace.floor_s))
 
 
 def num_holding(
@@ -251,8 +264,8 @@ def share_left(costs: StepCosts, decodes_s: float) -> float:
     """Return the share of a worker's time that prompts get beside decodes of `decodes_s`."""
     if decodes_s == 0.0:
         return 1.0
-    left_s = PLANNED_SHARE * costs.max_step_s - decodes_s - costs.prompt_s[0] + _hidden_s(costs)
-    return max(0.0, left_s / max(costs.max_step_s, _TINY_S))
+    left_s = _planned_s(costs) - decodes_s - costs.prompt_s[0] + _hidden_s(costs)
+    return max(0.0, left_s / max(costs.max_step_s, costs.prompt_floor_s, _TINY_S))
 
 
 def decode_step_s(costs: StepCosts, num_decodes: int, context: int) -> float:
@@ -268,9 +281,14 @@ def _hidden_s(costs: StepCosts) -> float:
     return costs.hidden_share * costs.decode_s[0]
 
 
+def _planned_s(costs: StepCosts) -> float:
+    """Return the seconds of a step with decodes and prompts, as the scheduler fills it."""
+    return max(PLANNED_SHARE * costs.max_step_s, costs.prompt_floor_s)
+
+
 def _room(costs: StepCosts, decode_s: float) -> int:
     """Return the prompt tokens of a step with decodes that take `decode_s`."""
     per_step_s, per_token_s, _ = costs.prompt_s
-    left_s = PLANNED_SHARE * costs.max_step_s - decode_s - per_step_s + _hidden_s(costs)
+    left_s = _planned_s(costs) - decode_s - per_step_s + _hidden_s(costs)
     fitting = left_s / per_token_s if per_token_s > 0 else math.inf
     return int(min(max(fitting, FLOOR_TOKENS), costs.max_tokens_beside, costs.max_tokens))

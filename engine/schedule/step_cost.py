@@ -27,7 +27,7 @@ DECAY = 0.95  # weight of an observation after one more
 SURPRISE = 0.15  # relative error of a prediction from which the past counts for little
 DECAY_AT_A_SURPRISE = 0.6
 AT_FLOOR = 1.25  # times the floor: steps up to there may have waited for their launches
-FLOOR_GROWTH = 1.01  # a step: the floor is the shortest of the last steps with prompts
+FLOOR_GROWTH = 1.01  # by a step that only its launches bind: the floor is the shortest of the last
 OUTLIER = 4.0  # times the prediction, plus the longest step: longer times are cut to this
 NUM_OBSERVED = 64  # first steps that are all observed
 DECODES_OBSERVED_EVERY = 8  # after these: steps without prompts are many and alike
@@ -160,7 +160,7 @@ class StepCost:
         if work.num_prompt_tokens == 0:
             self._decodes.observe(work.decode_features(), seconds)
             return
-        is_at_floor = self._is_at_floor(seconds)
+        is_at_floor = self._is_at_floor(seconds, work)
         if seconds <= self.max_step_s or is_at_floor:
             self._num_proven_tokens = max(self._num_proven_tokens, work.num_prompt_tokens)
         elif work.num_decodes:
@@ -177,12 +177,20 @@ class StepCost:
             self.is_guessed = False
         self._prompts.observe(work.prompt_features(), prompts_s)
 
-    def _is_at_floor(self, seconds: float) -> bool:
+    def _is_at_floor(self, seconds: float, work: StepWork) -> bool:
         """Return whether a step with prompts was as short as its launches; learn the floor."""
         if not self.has_floor:
             return False
-        self.floor_s = min(seconds, FLOOR_GROWTH * self.floor_s) if self.floor_s else seconds
+        if not self.floor_s or seconds < self.floor_s:
+            self.floor_s = seconds
+        elif self._predicted_s(work) <= self.floor_s:
+            self.floor_s = min(seconds, FLOOR_GROWTH * self.floor_s)
         return seconds <= AT_FLOOR * self.floor_s
+
+    def _predicted_s(self, work: StepWork) -> float:
+        """Return the seconds of a step with prompts, were there no launches to wait for."""
+        prompts_s = self._prompts.predict(work.prompt_features())
+        return self._decoding_s(work) + prompts_s - self._hidden_s(work)
 
     def _hidden_s(self, work: StepWork) -> float:
         """Return the seconds of a step with decodes and prompts that neither adds to the other."""

@@ -23,6 +23,7 @@ def figures_of_profile(profile: Profile) -> WorkerFigures:
         max_tokens=STEP_TOKENS["gpu"],
         max_tokens_beside=CHUNK_TOKENS["gpu"],
         hidden_share=0.0 if profile.is_additive else 1.0,
+        prompt_floor_s=profile.step_s + profile.weights_s,
     )
     num_blocks = profile.kv_tokens // BLOCK_SIZE
     return WorkerFigures(

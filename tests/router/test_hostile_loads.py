@@ -39,6 +39,7 @@ COSTS = st.builds(
     st.booleans(),
     st.none() | SECONDS,
     st.floats(0, 1),
+    SECONDS,
 )
 REPORTS = st.builds(
     LoadReport,

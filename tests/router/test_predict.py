@@ -1,12 +1,17 @@
 """Predicted times of a prompt, against a scheduler's steps counted by hand."""
 
+import numpy as np
 import pytest
+from msgspec.structs import astuple, replace
 
 from tandem.router.predict import (
     ANSWER_WEIGHT,
+    Pace,
     PlaceLoad,
     num_holding,
     predict,
+    scaled,
+    share_left,
     shared_step_s,
 )
 from tandem.runtime.wire.cluster_messages import LoadReport, StepCosts
@@ -74,3 +79,43 @@ def test_answers_with_a_target_stand_together_where_that_leaves_prompts_any_more
     # spread over four workers they leave prompts 3.1 seconds a second, on one of them 3.6
     assert num_holding(costs, 4e5, 128, 2.0, 4, *answers) == 1
     assert num_holding(costs, 4e5, 128, 0.5, 4, *answers) == 4, "prompts need too little of it"
+
+
+# Launches take 50 ms of every step with prompts, and 200 ms where they are slow.
+LAUNCHED, SLOWLY_LAUNCHED = (replace(COSTS, prompt_floor_s=floor_s) for floor_s in (0.05, 0.2))
+
+
+def test_no_step_with_prompts_is_shorter_than_its_launches() -> None:
+    assert predict(PlaceLoad(LAUNCHED), 10).first_token_s == pytest.approx(0.05)
+    assert predict(PlaceLoad(LAUNCHED), 100).first_token_s == pytest.approx(0.105)
+    behind = predict(PlaceLoad(LAUNCHED, num_waiting_tokens=10), 10)
+    assert behind.wait_s == pytest.approx(0.05) and behind.compute_s == pytest.approx(0.05)
+    assert shared_step_s(PlaceLoad(LAUNCHED), 10, 50) == pytest.approx(0.015)  # 60 tokens, 65 ms
+    assert shared_step_s(PlaceLoad(LAUNCHED), 10, 20) == 0.0
+
+
+def test_steps_beside_decodes_are_filled_up_to_their_launches() -> None:
+    beside = PlaceLoad(SLOWLY_LAUNCHED, num_decodes=5)
+    # 200 ms, 15 of them for the decodes, 5 for the step: 180 tokens
+    found = predict(beside, 360)
+    assert found.first_token_s == pytest.approx(0.4)
+    assert found.step_s == pytest.approx(0.2), "the answers wait for the launches"
+    assert share_left(SLOWLY_LAUNCHED, 0.015) == pytest.approx(0.18 / 0.2)
+    assert share_left(LAUNCHED, 0.015) == share_left(COSTS, 0.015)
+
+
+def test_launches_count_for_many_workers_at_once() -> None:
+    loads = [
+        PlaceLoad(costs, num_decodes, 0, num_waiting)
+        for costs in (COSTS, LAUNCHED, SLOWLY_LAUNCHED)
+        for num_decodes, num_waiting in ((0, 0), (5, 20), (60, 500))
+    ]
+    paces = [Pace.of(load) for load in loads]
+    together = Pace(*np.array([astuple(pace) for pace in paces]).T)
+    half = scaled(together, np.full(len(loads), 0.5), np.ones(len(loads)))
+    for tokens in (1.0, 30.0, 5000.0):
+        alone = [pace.compute_s(tokens, 0.0) for pace in paces]
+        assert together.compute_s(tokens, 0.0).tolist() == pytest.approx(alone)
+        assert (half.compute_s(tokens, 0.0) <= together.compute_s(tokens, 0.0)).all()
+    assert half.wait_s[1] < together.wait_s[1] and half.wait_s[7] < together.wait_s[7]
+    assert half.compute_s(1.0, 0.0)[6] == pytest.approx(0.1), "the launches of a slow moment"

@@ -120,6 +120,17 @@ def test_a_floor_that_a_slow_moment_showed_is_soon_lower() -> None:
     assert cost.floor_s == 0.01
 
 
+def test_steps_full_of_prompts_raise_no_floor() -> None:
+    """A worker that computed long prompts alone keeps steps beside decodes under the limit."""
+    seconds = launched(device(), 0.03)
+    cost = knowing_its_floor(seconds)
+    for length in (2048, 4096, 8192) * 130:
+        cost.observe([prompt(0, length)], seconds([prompt(0, length)]))
+    assert cost.floor_s == pytest.approx(0.03, rel=0.05)
+    steps = prefill_beside(cost, seconds, 32, 20_000)
+    assert max(took for _, took in steps) <= 1.05 * LIMIT_S
+
+
 def test_prompts_go_on_where_decodes_alone_take_longer_than_the_limit() -> None:
     steps = prefill_beside(StepCost(LIMIT_S), device(base_s=0.08), 32, 400)
     assert {count for count, _ in steps[3:]} == {FLOOR_TOKENS}
