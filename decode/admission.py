@@ -14,13 +14,13 @@ from tandem.router.predict import (
     MAX_SLOWNESS,
     SHARE_TRIED,
     SHARE_UNBEARABLE,
+    SURE_SHARE,
     PlaceLoad,
     Prediction,
     predict,
 )
 from tandem.runtime.wire.messages import PrefillPlace, Targets
 
-SURE_SHARE = 0.7  # of the target of a first token: other prompts may come first to another worker
 MIN_GAIN = 0.1  # of the local cost: a remote prefill moves KV, which is work of its own
 CLAIM_SLACK_MS = 50.0
 CHEAPER = 0.8  # of the cost here: at such a worker a ticket is computed better

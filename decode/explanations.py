@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tandem.decode.admission import SURE_SHARE, Decision, num_missed
+from tandem.decode.admission import Decision, num_missed
 from tandem.decode.requests import ActiveRequest
-from tandem.router.predict import Prediction
+from tandem.router.predict import SURE_SHARE, Prediction
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.plane.server import Responder

@@ -15,6 +15,7 @@ from tandem.router.predict import (
     MAX_SLOWNESS,
     SHARE_TRIED,
     SHARE_UNBEARABLE,
+    SURE_SHARE,
     Floats,
     delay_s,
     num_holding,
@@ -76,15 +77,17 @@ class Router:
 
     The cost is the predicted delay of all answers together: the time to this one's first token,
     after the prompts that came first, and what its uncached tokens delay the answers that run
-    there. Where no instance has learned what its steps cost, the cost is
-    overlap_weight * blocks to prefill, with those of this request + blocks being decoded.
+    there, unless a target between tokens is kept. Where no instance has learned what its steps
+    cost, the cost is overlap_weight * blocks to prefill, with those of this request + blocks being
+    decoded.
 
     The lowest cost wins. Among equal costs, and predictions within MARGIN with no shorter prefix,
     the fewest requests in flight win, then chance. A small share of prompts tries an idle instance
     whose costs seem higher, so that these are learned anew.
 
     Instances without a batch row or the blocks for the prompt are passed over, and with a target
-    of the first token those that would miss it, as long as another one is left.
+    of the first token those that would need more than SURE_SHARE of it, as long as another one is
+    left.
 
     By `round_robin` the instances are chosen in turn instead, and nothing is predicted.
 
@@ -156,7 +159,7 @@ class Router:
             targets_s = loads.ttft_targets() if ttft_target_s is None else ttft_target_s
             fit = fit if holding is None else fit & holding
             if targets_s is not None:
-                in_time = fit & (first_token_s <= targets_s)
+                in_time = fit & (first_token_s <= SURE_SHARE * targets_s)
                 fit = in_time if in_time.any() else fit
         predicted_s = costs
         if 0 < np.count_nonzero(fit) < len(candidates):
@@ -188,7 +191,7 @@ class Router:
             return RoutingDecision(instance_id, 0, "the only instance")
         compute_s = pace.compute_s(max(float(num_blocks * load.block_size), 1.0), 0.0)
         first_token_s = pace.wait_s + compute_s
-        cost_s = delay_s(first_token_s, compute_s, float(pace.num_decodes))
+        cost_s = delay_s(first_token_s, compute_s, pace.answers_weight)
         fits = load.has_free_row and load.num_fillable() >= num_blocks
         compared = Routed([instance_id], [first_token_s], [cost_s], [float(fits)])
         predicted_ms, cost_ms = first_token_s * 1e3, cost_s * 1e3
@@ -223,7 +226,7 @@ class Router:
                 np.maximum(num_missing * block_size, 1.0), num_cached * block_size
             )
         first_token_s = pace.wait_s + compute_s
-        return first_token_s, delay_s(first_token_s, compute_s, pace.num_decodes)
+        return first_token_s, delay_s(first_token_s, compute_s, pace.answers_weight)
 
     def _best(self, costs: Floats, num_cached: Floats | None, margin: float) -> int:
         """Return the position of the cheapest, or of one that is as good."""

@@ -22,6 +22,7 @@ Floats = NDArray[np.float64]
 Real = TypeVar("Real", float, Floats)
 
 ANSWER_WEIGHT = 0.5  # of the delay of a running answer, beside that of a first token
+SURE_SHARE = 0.7  # of the target of a first token: other prompts may come first
 PLANNED_SHARE = 0.9  # of the longest step, as the scheduler plans it
 FLOOR_TOKENS = 16  # of prompts in a step, however long its decodes take
 PACKED_SHARE = 0.85  # of the longest step, that answers with a target take on few workers
@@ -72,7 +73,7 @@ class Pace(Struct, Generic[Real], frozen=True, gc=False):
     num_step_tokens: Real  # of prompts, in a step
     waiting_tokens_s: Real  # of prompts that come first
     num_waiting_steps: Real  # that hold these
-    num_decodes: Real
+    answers_weight: Real  # of the running answers together, beside a first token
     overhead_s: Real  # of each step: its constant, and its decodes
     floor_s: Real  # of each step, however few its tokens
     wait_s: Real  # until the prompts that come first are computed
@@ -90,8 +91,9 @@ class Pace(Struct, Generic[Real], frozen=True, gc=False):
             overhead_s -= _hidden_s(costs)
         wait_s = max(waiting_s + num_steps * overhead_s, num_steps * costs.prompt_floor_s)
         return Pace(
-            *costs.prompt_s, decode_s, room, waiting_s, num_steps, load.num_decodes,
-            overhead_s, costs.prompt_floor_s, wait_s,
+            *costs.prompt_s, decode_s, room, waiting_s, num_steps,
+            answers_weight(costs, load.num_decodes, decode_s), overhead_s, costs.prompt_floor_s,
+            wait_s,
         )  # fmt: skip
 
     def compute_s(self, num_uncached: Real | float, num_cached: Real | float) -> Real:
@@ -115,13 +117,20 @@ def _longer(first_s: Real, second_s: Real) -> Real:
     return max(first_s, second_s)
 
 
-def delay_s(first_token_s: Real, compute_s: Real, num_delayed: Real) -> Real:
-    """Return the delay of all answers together: of a new one's first token, and of the others.
+def delay_s(first_token_s: Real, compute_s: Real, answers_weight: Real) -> Real:
+    """Return the delay of all answers together: of a new one's first token, and of the others."""
+    return first_token_s + answers_weight * compute_s
 
-    Tokens of the others count ANSWER_WEIGHT: with their whole delay long prompts would queue at the
-    worker with the fewest answers for longer than these are worth.
+
+def answers_weight(costs: StepCosts, num_decodes: int, decode_s: float) -> float:
+    """Return the weight of running answers, whose tokens come later beside a prompt.
+
+    With a target between tokens they count nothing as long as steps with prompts keep it: their
+    scheduler sees to that. Otherwise each counts ANSWER_WEIGHT: with their whole delay long prompts
+    would queue at the worker with the fewest answers for longer than these are worth.
     """
-    return first_token_s + ANSWER_WEIGHT * num_delayed * compute_s
+    is_in_time = costs.has_target and max(decode_s, costs.prompt_floor_s) <= costs.max_step_s
+    return 0.0 if is_in_time else ANSWER_WEIGHT * num_decodes
 
 
 def nominal_s(costs: StepCosts) -> tuple[float, float]:
@@ -179,6 +188,7 @@ class Prediction(Struct, frozen=True, gc=False):
     compute_s: float  # from there to its first token
     transfer_s: float = 0.0  # until its KV is proven at another worker, waits for messages included
     num_delayed: int = 0  # running answers, each of which gets its tokens `compute_s` later
+    answers_weight: float = 0.0  # of these together, beside a first token
     step_s: float = 0.0  # the longest that these answers wait for a token meanwhile
     instance_id: str = ""  # as in its PlaceLoad
 
@@ -189,7 +199,7 @@ class Prediction(Struct, frozen=True, gc=False):
     @property
     def cost_s(self) -> float:
         """The delay of all answers together: this one's first token, and the others' next ones."""
-        return delay_s(self.first_token_s, self.compute_s, float(self.num_delayed))
+        return delay_s(self.first_token_s, self.compute_s, self.answers_weight)
 
 
 def predict(
@@ -201,7 +211,13 @@ def predict(
     longest_s = max(load.costs.max_step_s, pace.decode_s, pace.floor_s)
     step_s = min(compute_s, longest_s) if load.num_decodes else 0.0
     return Prediction(
-        pace.wait_s, compute_s, transfer_s, load.num_decodes, step_s, load.instance_id
+        pace.wait_s,
+        compute_s,
+        transfer_s,
+        load.num_decodes,
+        pace.answers_weight,
+        step_s,
+        load.instance_id,
     )
 
 

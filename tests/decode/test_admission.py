@@ -228,8 +228,9 @@ def with_target(load: PlaceLoad) -> PlaceLoad:
     [
         (with_target(place(num_decodes=4)), [place()], True),
         (with_target(place(num_decodes=4)), [place(num_decodes=3), place()], True),
-        (with_target(place(num_decodes=4)), [place(num_decodes=2)], True),
-        (with_target(place(num_decodes=4)), [place(num_decodes=3)], False),  # hardly less
+        (place(num_decodes=4), [place(num_decodes=2)], True),
+        (place(num_decodes=4), [place(num_decodes=3)], False),  # hardly less
+        (with_target(place(num_decodes=4)), [place(num_decodes=2)], False),  # both keep it
         (with_target(place(num_decodes=4)), [place(waiting=10_000)], False),  # busy with tickets
         (with_target(place()), [place()], False),
         (with_target(place(waiting=100)), [place()], False),  # hardly less

@@ -394,6 +394,26 @@ def test_a_prompt_goes_where_its_first_token_comes_in_time() -> None:
     assert own.instance_id == "b", "a request may have a target of its own"
     late = report("a", target, 0, num_waiting_tokens=6000), report("b", target, 500)
     assert router(*late).choose(["a", "b"], [], 200).instance_id == "a", "none keeps it"
+    hardly = report("a", target, 0, num_waiting_tokens=2000), report("b", target, 30)
+    assert router(*hardly).choose(["a", "b"], [], 100).instance_id == "b", "0.36 s may become 0.5"
+
+
+def test_answers_that_keep_their_target_keep_no_prompt_away() -> None:
+    """Long prompts do not queue at the worker with the fewest answers while another one is free."""
+
+    def chosen(costs: StepCosts, num_waiting_tokens: int = 2000) -> str:
+        waiting = report("a", costs, 0, num_waiting_tokens=num_waiting_tokens)
+        beside = report("b", costs, 30)
+        made = router(*(msgspec.structs.replace(each, role="decode") for each in (waiting, beside)))
+        return made.choose(["a", "b"], [], 100).instance_id
+
+    kept = msgspec.structs.replace(PLAIN, has_target=True)
+    assert chosen(PLAIN) == "a" and chosen(kept) == "b"
+    assert chosen(kept, 0) == "a"
+    missed = msgspec.structs.replace(kept, max_step_s=0.012)  # answers alone take 13 ms a step
+    assert chosen(missed) == "a"
+    launched = msgspec.structs.replace(kept, prompt_floor_s=0.3)
+    assert chosen(launched) == "a"
 
 
 def test_the_sum_of_workers_that_take_tickets_is_that_of_each() -> None:
