@@ -22,10 +22,11 @@ ROW_S = 5e-6  # further for each drawn token
 LINK_LATENCY_S = 50e-6
 PEER_LATENCY_S = 10e-6  # of one sum over the ranks
 
-# Shares of the rates of data sheets that engines reach.
+# Shares of the rates of data sheets. Those of prompts and of memory are what Tandem reached on an
+# H100 (docs/benchmarks.md), the others what engines typically reach.
 MEMORY_SHARE = 0.80  # weights and K/V of decode steps
-PRODUCT_SHARE = 0.45  # of prompts: products with norms, activations and copies between them
-ATTENTION_SHARE = 0.35  # of prompts over paged K/V
+PRODUCT_SHARE = 0.66  # of prompts: products with norms, activations and copies between them
+ATTENTION_SHARE = 0.62  # of prompts over paged K/V
 PEER_SHARE = 0.6
 LINK_SHARE = 0.8
 
