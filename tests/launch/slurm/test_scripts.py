@@ -5,6 +5,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -152,7 +153,12 @@ def test_a_signal_lets_the_process_leave_and_only_the_limit_brings_a_successor(
     run = Run(tmp_path, DRAINS, script)
     lines: list[str] = []
     line_until("serves", run.process, lines)
-    assert (run.state / "workers" / "12").read_text().split()[0] == os.uname().nodename
+    # written once the process has started, which may be later than its first words
+    noted, deadline = run.state / "workers" / "12", time.monotonic() + 60
+    while not (words := noted.read_text().split() if noted.exists() else []):
+        assert time.monotonic() < deadline, "the script has not noted where its process runs"
+        time.sleep(0.01)
+    assert words[0] == os.uname().nodename
     run.process.send_signal(number)
     code, out = run.end()
     assert code == 0, out
