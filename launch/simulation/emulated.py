@@ -32,6 +32,6 @@ def figures_of_profile(profile: Profile) -> WorkerFigures:
 
 
 def handoff_time_of(profile: Profile) -> HandoffTime:
-    """Return the time of a handoff whose K/V is sent after the prompt, not while it is computed."""
+    """Return the time of a handoff over the link of `profile`."""
     per_token_s = profile.kv_bytes_per_token / profile.link_bytes_per_s
     return HandoffTime(HANDOFF_S + profile.link_latency_s, per_token_s)

@@ -262,8 +262,8 @@ class Handoffs:
             return False
         ticket.computed_s = self._clock.now_s
         ticket.seq.record.output_times_s.append(ticket.computed_s)
-        seconds = self._time.seconds(ticket.num_uncached)
-        self._clock.after(seconds, partial(self._landed, ticket))
+        landed_s = self._time.landed_s(prompt.steps, ticket.seq.num_cached_tokens)
+        self._clock.at(landed_s, partial(self._landed, ticket))
         return True
 
     def _landed(self, ticket: Ticket) -> None:

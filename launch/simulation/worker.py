@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated
@@ -53,13 +53,26 @@ class WorkerFigures(msgspec.Struct, frozen=True):
 
 
 class HandoffTime(msgspec.Struct, frozen=True):
-    """The seconds from the end of a remote prefill until its K/V is proven at the decode worker."""
+    """The seconds that K/V takes to another worker: for messages and proof, and for each token."""
 
     fixed_s: float
     per_token_s: float
 
     def seconds(self, num_tokens: int) -> float:
+        """Return the seconds of K/V that is there already."""
         return self.fixed_s + num_tokens * self.per_token_s
+
+    def landed_s(self, steps: Iterable[tuple[float, int]], num_present: int) -> float:
+        """Return when a prompt's K/V is proven, of which the first `num_present` tokens are there.
+
+        `steps` have the time at which each has ended, and the prompt's tokens by then. A step's K/V
+        is written while the next one is computed, as prefill workers do; not layer by layer.
+        """
+        end_s = 0.0
+        for at_s, num_tokens in steps:
+            end_s = max(end_s, at_s) + max(0, num_tokens - num_present) * self.per_token_s
+            num_present = max(num_present, num_tokens)
+        return end_s + self.fixed_s
 
     def first_guess(self) -> TransferCost:
         """Return the cost that a worker begins with, and then learns from its handoffs."""
@@ -74,6 +87,7 @@ class PlannedSequence(Sequence):
     """
 
     record: RequestRecord = field(kw_only=True)
+    steps: list[tuple[float, int]] = field(default_factory=list)  # of a remote prompt: landed_s
 
     @staticmethod
     def of(
@@ -277,9 +291,11 @@ class VirtualWorker:
             scheduler.step_cost.observe(self._chunks, self._last_s)
         scheduler.collected(self._chunks)
         for seq, _, end, samples in self._chunks:
+            assert isinstance(seq, PlannedSequence)
+            if seq.prefill_only:
+                seq.steps.append((now_s, end))
             if not samples:
                 continue
-            assert isinstance(seq, PlannedSequence)
             seq.record.output_times_s.append(now_s)
             if end + 1 < seq.max_num_tokens:
                 seq.token_ids[end] = TOKEN

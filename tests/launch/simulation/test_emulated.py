@@ -11,6 +11,7 @@ from tandem.engine.schedule.step_cost import StepWork
 from tandem.launch.simulation.cluster import Setup, VirtualCluster
 from tandem.launch.simulation.emulated import figures_of_profile, handoff_time_of
 from tandem.launch.simulation.load import PlannedRequest
+from tandem.launch.simulation.worker import HandoffTime
 from tandem.prefill.config import PrefillConfig
 from tandem.router.config import RouterConfig
 from tests.launch.simulation.setups import layout
@@ -80,3 +81,12 @@ def test_a_run_that_is_cut_off_leaves_the_rest_unfinished() -> None:
     outcome = cluster.replay(requests(50, 500, 5), goes_on=lambda record: next(seen) < 10)
     num_finished = sum(not each.unfinished for each in outcome.records)
     assert 10 <= num_finished < len(outcome.records)
+
+
+def test_kv_lands_while_later_steps_of_its_prompt_are_computed() -> None:
+    time = HandoffTime(0.001, 0.002)
+    steps = [(1.0, 100), (1.1, 200), (2.0, 250)]
+    assert time.landed_s(steps, 0) == pytest.approx(2.0 + 50 * 0.002 + 0.001)
+    assert time.landed_s(steps[:2], 0) == pytest.approx(1.0 + 200 * 0.002 + 0.001)  # by the link
+    assert time.landed_s(steps, 180) == pytest.approx(2.0 + 50 * 0.002 + 0.001)
+    assert time.landed_s(steps[:2], 180) == pytest.approx(1.1 + 20 * 0.002 + 0.001)
