@@ -18,11 +18,13 @@ class Shared(Struct, gc=False):
     num_answers: int = 0
     context: float = 0.0  # tokens of all answers
     rate: float = 0.0  # seconds of computing prompts, a second, at `rated_at_s`
+    whole_rate: float = 0.0  # the same, had none a cached prefix
     rated_at_s: float = 0.0
 
-    def rate_at(self, now_s: float) -> float:
-        """Return the rate as of `now_s`, if no prompt comes until then."""
-        return self.rate * math.exp((self.rated_at_s - now_s) / RATE_S) if self.rate else 0.0
+    def rates_at(self, now_s: float) -> tuple[float, float]:
+        """Return both rates as of `now_s`, if no prompt comes until then."""
+        left = math.exp((self.rated_at_s - now_s) / RATE_S) if self.whole_rate else 0.0
+        return self.rate * left, self.whole_rate * left
 
     def replace(self, before: "Shared", after: "Shared") -> None:
         """Count some workers as they are now, in place of how they were."""
@@ -30,8 +32,9 @@ class Shared(Struct, gc=False):
         self.num_answers += after.num_answers - before.num_answers
         self.context += after.context - before.context
         at_s = max(self.rated_at_s, after.rated_at_s)
-        change = after.rate_at(at_s) - before.rate_at(at_s)
-        self.rate, self.rated_at_s = max(0.0, self.rate_at(at_s) + change), at_s
+        rates = zip(self.rates_at(at_s), after.rates_at(at_s), before.rates_at(at_s), strict=True)
+        self.rate, self.whole_rate = (max(0.0, all_ + new - old) for all_, new, old in rates)
+        self.rated_at_s = at_s
 
 
 @dataclass(slots=True)
@@ -63,8 +66,7 @@ class InstanceLoad:
     foreign_decodes: int = 0
     foreign_requests: int = 0
     reported_context: float = 0.0  # tokens of a running answer; 0: not known
-    prompt_rate: float = 0.0  # seconds of computing prompts, a second, at `rated_at_s`
-    rated_at_s: float = 0.0
+    rated: Shared = field(default_factory=Shared)  # the rates of our prompts alone
     shared: Shared = field(default_factory=Shared)  # as the table counts it
 
     def report(self, report: LoadReport, block_size: int) -> None:
@@ -118,7 +120,8 @@ class InstanceLoad:
             return _NOT_SHARED
         num_answers = self.num_answers
         context = num_answers * self.context
-        return Shared(1, num_answers, context, self.prompt_rate, self.rated_at_s)
+        rated = self.rated
+        return Shared(1, num_answers, context, rated.rate, rated.whole_rate, rated.rated_at_s)
 
     @property
     def max_context(self) -> int:
@@ -145,18 +148,20 @@ class InstanceLoad:
         """Requests that have a batch row or will, of all frontends."""
         return self.num_requests + self.foreign_requests
 
-    def rate_of_prompts(self, now_s: float) -> float:
-        """Return the seconds of computing prompts of ours, a second."""
-        return self.prompt_rate * math.exp((self.rated_at_s - now_s) / RATE_S)
-
-    def rate_prompt(self, num_tokens: int, now_s: float) -> None:
+    def rate_prompt(self, num_tokens: int, num_cached: int, now_s: float) -> None:
         """Count a prompt of ours with so many tokens to be computed, where tickets are taken."""
         if self.costs is None or not self.takes_tickets:
             return
         _, per_token_s, per_position_s = self.costs.prompt_s
-        compute_s = num_tokens * (per_token_s + per_position_s * num_tokens / 2)
-        self.prompt_rate = self.rate_of_prompts(now_s) + compute_s / RATE_S
-        self.rated_at_s = now_s
+        rate, whole_rate = self.rated.rates_at(now_s)
+        num_all = num_cached + num_tokens
+        compute_s = num_tokens * (per_token_s + per_position_s * (num_cached + num_tokens / 2))
+        whole_s = num_all * (per_token_s + per_position_s * num_all / 2)
+        self.rated = Shared(
+            rate=rate + compute_s / RATE_S,
+            whole_rate=whole_rate + whole_s / RATE_S,
+            rated_at_s=now_s,
+        )
 
     @property
     def num_decodes(self) -> int:

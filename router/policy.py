@@ -274,7 +274,7 @@ class Router:
             load.costs,
             load.max_context,
             load.num_rows,
-            total.rate_at(self.clock()),
+            *total.rates_at(self.clock()),
             total.num_workers,
             total.num_answers,
             total.context,
@@ -302,7 +302,8 @@ class Router:
         load.num_prefilling += 1
         load.active_blocks += num_blocks
         load.pending_blocks += pending
-        load.rate_prompt(pending * load.block_size, self.clock())
+        num_cached = (num_blocks - pending) * load.block_size
+        load.rate_prompt(pending * load.block_size, num_cached, self.clock())
         self._loads.changed(decision.instance_id)
 
     def prefilled(self, request_id: str) -> None:

@@ -239,21 +239,23 @@ def num_holding(
     max_context: float,
     max_num_seqs: int,
     prompt_rate: float,
+    whole_rate: float,
     num_workers: int,
     num_answers: float,
     context: float,
 ) -> int:
     """Return how many workers should hold the answers, if the others compute prompts; or all.
 
-    `prompt_rate` is in seconds of computing, a second, of all workers, and `num_answers` with
-    `context` tokens in all run there or will; a worker has room for `max_context` and for
-    `max_num_seqs` answers, 0 where that is not known.
+    `prompt_rate` is in seconds of computing, a second, of all workers, `whole_rate` the same had
+    no prompt a cached prefix, and `num_answers` with `context` tokens in all run there or will; a
+    worker has room for `max_context` and for `max_num_seqs` answers, 0 where that is not known.
 
     Spread over all workers, answers and prompts share each worker's time. With a target of the time
     between tokens prompts get what it leaves of each step; where they need much of that, few
     workers hold the answers, in steps of PACKED_SHARE of the longest, if that leaves prompts more
-    in all. Without a target answers wait for prompts; few workers hold them where each
-    then gets its tokens clearly sooner, and the others have the time for all prompts.
+    in all. Without a target answers wait for prompts; few workers hold them where each then gets
+    its tokens clearly sooner, and the others have the time for all prompts. Prompts that are
+    computed elsewhere are computed whole: answers with cached prefixes are packed for more gain.
     """
     share = 1 / num_workers
     spread_s = decode_step_s(costs, math.ceil(num_answers * share), int(context * share))
@@ -273,6 +275,7 @@ def num_holding(
     packed_s = decode_step_s(costs, math.ceil(num_answers / num_held), int(context / num_held))
     packed = num_workers - num_held + num_held * share_left(costs, packed_s)
     needed = num_workers * left if costs.has_target else PACKING_GAIN * prompt_rate
+    needed *= whole_rate / prompt_rate
     return num_held if packed > needed else num_workers
 
 

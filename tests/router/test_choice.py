@@ -442,4 +442,6 @@ def test_the_sum_of_workers_that_take_tickets_is_that_of_each() -> None:
             assert total.num_answers == sum(each.num_answers for each in shares)
             assert num_answers.tolist() == [each.num_answers for each in shares]
             assert total.context == pytest.approx(sum(each.context for each in shares))
-            assert total.rate_at(now) == pytest.approx(sum(each.rate_at(now) for each in shares))
+            assert total.rates_at(now) == pytest.approx(
+                [sum(rates) for rates in zip(*(each.rates_at(now) for each in shares), strict=True)]
+            )

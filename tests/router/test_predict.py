@@ -77,8 +77,11 @@ def test_answers_with_a_target_stand_together_where_that_leaves_prompts_any_more
     )
     answers = 16, 16 * 6000.0  # and their context; steps of 8 ms with four, of 11 with all of them
     # spread over four workers they leave prompts 3.1 seconds a second, on one of them 3.6
-    assert num_holding(costs, 4e5, 128, 2.0, 4, *answers) == 1
-    assert num_holding(costs, 4e5, 128, 0.5, 4, *answers) == 4, "prompts need too little of it"
+    assert num_holding(costs, 4e5, 128, 2.0, 2.2, 4, *answers) == 1
+    assert num_holding(costs, 4e5, 128, 2.0, 2.4, 4, *answers) == 4, (
+        "elsewhere they are computed whole"
+    )
+    assert num_holding(costs, 4e5, 128, 0.5, 0.5, 4, *answers) == 4, "prompts need too little of it"
 
 
 # Launches take 50 ms of every step with prompts, and 200 ms where they are slow.
