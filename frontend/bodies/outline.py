@@ -125,9 +125,10 @@ def check_lists(fields: Fields, max_prompts: int, longest_context: int) -> None:
 
     `longest_context` is the most tokens of a prompt that any model takes.
     """
-    tools = fields.get("tools")
-    if tools is not None and begins(tools, b"["):
-        list_of_tools(tools, "tools")
+    for name in ("tools", "functions"):
+        tools = fields.get(name)
+        if tools is not None and begins(tools, b"["):
+            list_of_tools(tools, name)
     messages, prompt = fields.get("messages"), fields.get("prompt")
     if messages is not None and not is_null(messages):
         _check_messages(messages)
@@ -137,7 +138,7 @@ def check_lists(fields: Fields, max_prompts: int, longest_context: int) -> None:
 
 def check_size(name: str, value: msgspec.Raw) -> None:
     """Raise InvalidRequestError for a field that is larger than its bound."""
-    most = MAX_TOOLS_BYTES if name == "tools" else MAX_FIELD_BYTES
+    most = MAX_TOOLS_BYTES if name in ("tools", "functions") else MAX_FIELD_BYTES
     if len(value) > most:
         raise invalid_field(name, f"has {len(value)} bytes, the most is {most}")
 

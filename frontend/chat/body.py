@@ -48,7 +48,7 @@ class RequestBody(ConstraintFields, frozen=True, kw_only=True):
             "spaces_between_special_tokens", "guided_decoding_backend",
         )
     )  # fmt: skip
-    refused = frozenset(("suffix", "audio", "chat_template", "functions", "function_call"))
+    refused = frozenset(("suffix", "audio", "chat_template"))
 
     model: str
     max_tokens: Count | None = None

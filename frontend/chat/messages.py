@@ -37,10 +37,11 @@ class MessageToolCall(msgspec.Struct, frozen=True, kw_only=True):
 class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """One message of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[MessageToolCall] | None = None
+    function_call: CalledFunction | None = None  # the older form of `tool_calls`
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None  # the name of `reasoning_content` at other servers

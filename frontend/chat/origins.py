@@ -14,6 +14,8 @@ class Origins(msgspec.Struct, frozen=True, kw_only=True):
     stop: str = "stop"
     format: str = "response_format"
     schema: str = "response_format.json_schema.schema"
+    listed: str = "tools"
+    choice: str = "tool_choice"
     chosen: str = "tool_choice.function.name"
     allowed: str = "tool_choice.allowed_tools"
     parameters: str = "parameters"  # the schema, within a tool
@@ -45,6 +47,8 @@ class Origins(msgspec.Struct, frozen=True, kw_only=True):
             "max_completion_tokens": self.max_tokens,
             "stop": self.stop,
             "response_format": self.format,
+            "tools": self.listed,
+            "tool_choice": self.choice,
         }
         for path, origin in (tools | messages | names).items():
             rest = field.removeprefix(path)

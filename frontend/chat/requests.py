@@ -3,7 +3,7 @@
 Types are strict, as they are at OpenAI: a number in a string is refused.
 """
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -19,8 +19,16 @@ from tandem.frontend.bodies.outline import (
 )
 from tandem.frontend.bodies.typed import Count, Natural, decoded, read_body_fields
 from tandem.frontend.chat.body import MAX_TOKEN_ID, RequestBody
+from tandem.frontend.chat.functions import (
+    FunctionChoice,
+    Functions,
+    origins_of,
+    tool_choice_of,
+    tools_of,
+    with_tool_calls,
+)
 from tandem.frontend.chat.messages import ChatMessage, TemplateMessage
-from tandem.frontend.chat.origins import OF_PROMPT, Origins
+from tandem.frontend.chat.origins import OF_CHAT, OF_PROMPT, Origins
 from tandem.frontend.chat.parts import is_text, with_text_parts
 from tandem.frontend.chat.thinking import ThinkingFields
 from tandem.frontend.chat.tools import (
@@ -51,10 +59,16 @@ class ChatRequest(ThinkingFields, frozen=True, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    functions: Functions | None = None  # the older form of `tools`
+    function_call: FunctionChoice | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     echo: Literal[False] | None = None
     documents: Annotated[list[dict[str, Any]], Meta(max_length=_MAX_DOCUMENTS)] | None = None
+
+    @property
+    def origins(self) -> Origins:
+        return OF_CHAT if self.functions is None else origins_of(self.functions)
 
     @property
     def token_limit(self) -> int | None:
@@ -77,6 +91,27 @@ class ChatRequest(ThinkingFields, frozen=True, kw_only=True):
         if not self.tools:
             return NO_TOOLS
         return chosen_tools(self.tools, self.tool_choice, Ignored(), self.origins)
+
+    def with_tools(self) -> Self:
+        """Return the chat with tools in the place of functions, of which an answer calls one.
+
+        It still has `functions`, by which its answer is written. Raises InvalidRequestError naming
+        the field.
+        """
+        chat = msgspec.structs.replace(self, messages=with_tool_calls(self.messages))
+        if self.functions is None:
+            if self.function_call is not None:
+                raise invalid_field("function_call", "needs `functions`")
+            return chat
+        for name in ("tools", "tool_choice"):
+            if getattr(self, name) is not None:
+                raise invalid_field(name, "and `functions` exclude each other")
+        return msgspec.structs.replace(
+            chat,
+            tools=tools_of(self.functions),
+            tool_choice=tool_choice_of(self.function_call),
+            parallel_tool_calls=False,
+        )
 
     def conversation(self) -> list[TemplateMessage]:
         """Return the messages for a chat template. Raises InvalidRequestError naming a field."""
@@ -150,6 +185,8 @@ class Chat(ChatRequest, frozen=True, kw_only=True):
 
 class CompletionRequest(RequestBody, frozen=True, kw_only=True):
     """POST /v1/completions."""
+
+    refused = RequestBody.refused | {"functions", "function_call"}
 
     prompt: str | list[Any]
     max_tokens: Natural | None = None  # 0: the prompt alone
@@ -229,6 +266,8 @@ def parse(
     fields = read_body_fields(kind, raw, _LARGE, ignored)
     check_lists(fields, config.max_sequences, longest_context)
     body = decoded(kind, raw)
+    if isinstance(body, ChatRequest):
+        body = body.with_tools()
     body.check(config, ignored)
     if isinstance(body, ChatRequest) and not all(map(is_text, body.messages)):
         texts = with_text_parts(body.messages, ignored, images_as_text=config.images_as_text)

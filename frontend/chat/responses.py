@@ -8,7 +8,7 @@ import msgspec
 from tandem.frontend.chat.logprobs import ChatLogprobs, CompletionLogprobs
 from tandem.runtime.wire.messages import FinishReason, PrefillPlace
 
-ChoiceFinishReason = FinishReason | Literal["tool_calls"]
+ChoiceFinishReason = FinishReason | Literal["tool_calls", "function_call"]
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -65,6 +65,7 @@ class ChatMessageOut(msgspec.Struct, frozen=True):
     refusal: None = None
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
     tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+    function_call: FunctionCall | msgspec.UnsetType = msgspec.UNSET  # where there are no tools
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):
@@ -151,12 +152,20 @@ class ResponseHead(msgspec.Struct, frozen=True):
     model: str
     is_chat: bool
     with_usage: bool  # every chunk has a `usage`, null but in the last
+    calls_functions: bool = False  # in place of tools
 
 
-def new_head(request_id: str, model: str, is_chat: bool, with_usage: bool) -> ResponseHead:
+def new_head(
+    request_id: str,
+    model: str,
+    is_chat: bool,
+    with_usage: bool,
+    *,
+    calls_functions: bool = False,
+) -> ResponseHead:
     """Return the head of a response that is created now."""
-    kind = "chatcmpl-" if is_chat else "cmpl-"
-    return ResponseHead(kind + request_id, int(time.time()), model, is_chat, with_usage)
+    id, now_s = f"{'chatcmpl' if is_chat else 'cmpl'}-{request_id}", int(time.time())
+    return ResponseHead(id, now_s, model, is_chat, with_usage, calls_functions)
 
 
 def usage(num_prompt_tokens: int, num_completion_tokens: int, num_cached_tokens: int) -> Usage:
@@ -169,6 +178,10 @@ def usage(num_prompt_tokens: int, num_completion_tokens: int, num_cached_tokens:
     )
 
 
-def finish_reason_of(reason: FinishReason, has_whole_calls: bool) -> ChoiceFinishReason:
+def finish_reason_of(
+    reason: FinishReason, has_whole_calls: bool, *, calls_functions: bool = False
+) -> ChoiceFinishReason:
     """Return OpenAI's finish reason: a choice that ended of itself may have called tools."""
-    return "tool_calls" if has_whole_calls and reason == "stop" else reason
+    if not has_whole_calls or reason != "stop":
+        return reason
+    return "function_call" if calls_functions else "tool_calls"

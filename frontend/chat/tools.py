@@ -91,7 +91,7 @@ def chosen_tools(
     if choice is None or isinstance(choice, str):
         if choice == "required" and not functions:
             if not has_others:
-                raise invalid_field("tool_choice", "needs `tools`")
+                raise invalid_field(origins.choice, f"needs `{origins.listed}`")
             ignored.add("tool_choice")
             choice = "auto"
         return Tools([] if choice == "none" else functions, choice or "auto")
@@ -111,10 +111,11 @@ def chosen_tools(
     if choice.function is None:
         raise invalid_field("tool_choice.function", "is required")
     if not tools:
-        raise invalid_field("tool_choice", "needs `tools`")
+        raise invalid_field(origins.choice, f"needs `{origins.listed}`")
     name = choice.function.name
     if name not in {each.name for _, each in functions}:
-        raise invalid_field(origins.chosen, f"is {short(name)!r}, which is none of the `tools`")
+        reason = f"is {short(name)!r}, which is none of the `{origins.listed}`"
+        raise invalid_field(origins.chosen, reason)
     return Tools(functions, "required", name)
 
 

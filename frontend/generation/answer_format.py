@@ -111,9 +111,9 @@ def _of_chat(
         tools = TOOL_FORMATS.get(calls_by)
         if tools is None:
             raise InvalidRequestError(
-                f"`tools`: the format in which model {name!r} calls tools is not known; "
-                "`frontend.tool_formats` can name it",
-                param="tools",
+                f"`{body.origins.listed}`: the format in which model {name!r} calls tools is not "
+                "known; `frontend.tool_formats` can name it",
+                param=body.origins.listed,
             )
     if reasoning is None and tools is None:
         return AnswerFormat(constraint=constraint)
@@ -146,7 +146,7 @@ def _calls_field(body: ChatRequest, tools: ToolFormat | None) -> str:
         return ""
     chosen = body.chosen
     if chosen.mode == "required":
-        return "tool_choice"
+        return body.origins.choice
     strict = [field for field, each in chosen.functions if each.strict]
     return f"{strict[0]}.strict" if strict else ""
 
@@ -156,7 +156,7 @@ def _guided_field(body: ChatRequest, tools: ToolFormat | None, model: TokenModel
     scope = model.card.answers.guided_calls
     is_wanted = scope == "always" or (scope == "auto" and body.parallel_tool_calls is False)
     is_possible = tools is not None and bool(tools.call[0]) and model.card.supports_grammar
-    return "tools" if is_wanted and is_possible else ""
+    return body.origins.listed if is_wanted and is_possible else ""
 
 
 def _answer(
@@ -173,7 +173,7 @@ def _answer(
         assert constraint is not None
         return grammar.body(constraint.grammar, reasoning, constraint.places.get(0, ""))
     if not tools.call[0]:
-        field = _calls_field(body, tools) or "tools"
+        field = _calls_field(body, tools) or body.origins.listed
         raise InvalidRequestError(
             f"`{field}`: calls in the format {calls_by!r} cannot follow a grammar", param=field
         )
@@ -189,7 +189,7 @@ def _answer(
     if constraint is None:
         return grammar.text_and_calls(tools, functions, reasoning, one=is_one)
     if constraint.has_rules:
-        raise excluding("tools", constraint.field)
+        raise excluding(body.origins.listed, constraint.field)
     calls = grammar.calls(tools, functions, one=is_one)
     text = grammar.body(constraint.grammar, reasoning, constraint.places.get(0, ""))
     return f"({calls} | {text})"

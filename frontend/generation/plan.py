@@ -88,7 +88,13 @@ async def new_plan(
     clamps = prompt_maker.config.clamp_max_tokens or call.clamps_max_tokens
     prompts = await prompt_maker.prompts(body, model, clamps=clamps)
     is_chat = isinstance(body, ChatRequest)
-    head = new_head(context.id, model.card.name, is_chat, body.include_usage)
+    head = new_head(
+        context.id,
+        model.card.name,
+        is_chat,
+        body.include_usage,
+        calls_functions=isinstance(body, ChatRequest) and body.functions is not None,
+    )
     config, first = prompt_maker.config, prompts[0].token_ids
     format = answer_format(body, model, config, first, call.ignored)
     sampling = _sampling(body, model, default_sampling(model, config))

@@ -44,11 +44,13 @@ class ChunkWriter:
     """Writes the chunks of one choice as complete events."""
 
     __slots__ = (
-        "_after_content", "_before_content", "_has_tool_calls", "_head", "_is_chat", "_suffix",
+        "_after_content", "_before_content", "_calls_functions", "_has_tool_calls", "_head",
+        "_is_chat", "_suffix",
     )  # fmt: skip
 
     def __init__(self, head: ResponseHead, index: int) -> None:
         self._is_chat = head.is_chat
+        self._calls_functions = head.calls_functions
         self._has_tool_calls = False
         self._head = b'%b{"index":%d,' % (_prefix(head), index)
         self._before_content = self._head + (b'"delta":{"content":' if head.is_chat else b'"text":')
@@ -104,10 +106,11 @@ class ChunkWriter:
     ) -> bytes:
         """Return the last event of a choice, with `timeline` as its `tandem`."""
         has_whole_calls = self._has_tool_calls and not is_call_cut
+        finished = finish_reason_of(reason, has_whole_calls, calls_functions=self._calls_functions)
         tandem = b"" if timeline is msgspec.UNSET else b',"tandem":' + _encode(timeline)
         return self._event(
             b'"delta":{}' if self._is_chat else b'"text":""',
-            reason=b'"%b"' % finish_reason_of(reason, has_whole_calls).encode(),
+            reason=b'"%b"' % finished.encode(),
             more=tandem + _token_ids(token_ids),
         )
 
@@ -119,6 +122,8 @@ class ChunkWriter:
                 return {"reasoning_content": text}
             case ToolCallDelta():
                 self._has_tool_calls = True
+                if self._calls_functions:
+                    return {"function_call": _function_chunk(piece)}
                 return {"tool_calls": [_tool_call_chunk(piece)]}
 
     def _event(
@@ -142,8 +147,12 @@ def _token_ids(token_ids: list[int] | None) -> bytes:
     return b"" if token_ids is None else b',"token_ids":' + _encode(token_ids)
 
 
+def _function_chunk(piece: ToolCallDelta) -> FunctionChunk:
+    return FunctionChunk(piece.arguments, piece.name or msgspec.UNSET)
+
+
 def _tool_call_chunk(piece: ToolCallDelta) -> ToolCallChunk:
-    function = FunctionChunk(piece.arguments, piece.name or msgspec.UNSET)
+    function = _function_chunk(piece)
     if not piece.id:
         return ToolCallChunk(piece.index, function)
     return ToolCallChunk(piece.index, function, piece.id, "function")

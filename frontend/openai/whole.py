@@ -45,12 +45,14 @@ class _Choice(msgspec.Struct):
             case ToolCallDelta():
                 self._add_to_call(piece)
 
-    def message(self) -> ChatMessageOut:
+    def message(self, *, calls_functions: bool) -> ChatMessageOut:
         content = "".join(self.texts)
+        calls = list(self.tool_calls.values())
         return ChatMessageOut(
-            None if self.tool_calls and not content else content,
+            None if calls and not content else content,
             reasoning_content="".join(self.reasonings) or msgspec.UNSET,
-            tool_calls=list(self.tool_calls.values()) or msgspec.UNSET,
+            tool_calls=msgspec.UNSET if calls_functions or not calls else calls,
+            function_call=calls[0].function if calls_functions and calls else msgspec.UNSET,
         )
 
     def _add_to_call(self, piece: ToolCallDelta) -> None:
@@ -130,13 +132,16 @@ class WholeSink:
         index, text = run.choice.index, run.text
         choice, timeline = self._choices[index], self._answer.timeline(run)
         listed_ids, logprobs = choice.listed, choice.logprobs
-        if self._answer.plan.head.is_chat:
+        head = self._answer.plan.head
+        if head.is_chat:
             return ChatChoice(
                 index,
-                choice.message(),
+                choice.message(calls_functions=head.calls_functions),
                 text.chat_logprobs(listed_ids, logprobs) if logprobs else None,
                 finish_reason_of(
-                    run.text.finish_reason, bool(choice.tool_calls) and not text.is_call_cut
+                    run.text.finish_reason,
+                    bool(choice.tool_calls) and not text.is_call_cut,
+                    calls_functions=head.calls_functions,
                 ),
                 timeline,
                 self._token_ids(run),

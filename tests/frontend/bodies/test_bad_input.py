@@ -117,7 +117,7 @@ BAD_CHATS: list[tuple[dict[str, object], str]] = [
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice"),
     ({"structured_outputs": {"disable_fallback": True}}, "structured_outputs"),
     ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
-    ({"functions": []}, "functions"),
+    ({"functions": [{"name": ""}]}, "functions[0].name"),
     ({"audio": {"voice": "x"}}, "audio"),
     ({"chat_template": "x"}, "chat_template"),
     ({"model": None}, "model"),
