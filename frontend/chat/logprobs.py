@@ -6,6 +6,7 @@ from typing import Protocol
 
 import msgspec
 
+from tandem.frontend.parsers.pieces import TokenLogprob, TopLogprob
 from tandem.runtime.wire.messages import TokenLogprobs
 
 
@@ -22,23 +23,6 @@ class TokenNames:
     def token_text(self, token_id: int) -> tuple[str, list[int]]:
         name = f"token_id:{token_id}"
         return name, list(name.encode())
-
-
-class TopLogprob(msgspec.Struct, frozen=True):
-    """One of the likeliest tokens at a position."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class TokenLogprob(msgspec.Struct, frozen=True):
-    """A generated token of a chat choice."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-    top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ from typing import Protocol
 import msgspec
 
 from tandem.frontend.generation.generation import Answer, ChoiceRun
+from tandem.frontend.generation.listed_pieces import ListedPieces
 from tandem.frontend.http.exchange import ErrorShape, Exchange
 from tandem.frontend.parsers.pieces import Piece, Reasoning
 from tandem.frontend.telemetry.request_log import TokenCounts
@@ -47,6 +48,8 @@ class PieceSink:
         self._exchange = exchange
         self._writer = writer
         self._is_stream = is_stream
+        is_listed = answer.plan.body.num_logprobs is not None
+        self._listed = ListedPieces(answer.runs[0].text) if is_listed else None
         self._num_counted = 0  # generated tokens whose pieces have come
         self._num_reasoning = 0
 
@@ -58,7 +61,7 @@ class PieceSink:
         return begin
 
     def deltas(self, run: ChoiceRun, deltas: list[TokenDelta]) -> bytes:
-        pieces = run.text.take(deltas)
+        pieces = (self._listed or run.text).take(deltas)
         if not pieces:
             return b""
         if type(pieces[-1]) is Reasoning:

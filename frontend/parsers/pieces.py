@@ -9,10 +9,28 @@ from typing import Protocol
 import msgspec
 
 
+class TopLogprob(msgspec.Struct, frozen=True):
+    """One of the likeliest tokens at a position."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """A generated token, in the form of chat."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
 class Content(msgspec.Struct, frozen=True, gc=False):
-    """Text of the answer itself."""
+    """Text of the answer itself, with its tokens' log probabilities where the answer lists them."""
 
     text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Reasoning(msgspec.Struct, frozen=True, gc=False):

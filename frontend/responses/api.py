@@ -90,6 +90,8 @@ def chat_of(
         tools=tools.for_chat(),
         tool_choice=tools.choice_for_chat(),
         reasoning=request.reasoning and request.reasoning.for_chat(),
+        logprobs=True if request.wants_logprobs else None,
+        top_logprobs=request.top_logprobs if request.wants_logprobs else None,
         response_format=None if form is None else form.for_chat(),
         origins=Origins(
             prompt="input",

@@ -1,10 +1,11 @@
 """The events of a response's stream: the items as they open, grow and close."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
 
+from tandem.frontend.parsers.pieces import TokenLogprob
 from tandem.frontend.responses.items import Status, encrypted
 from tandem.frontend.responses.objects import (
     OutputCall,
@@ -55,8 +56,7 @@ class OpenText:
     """A message, with one part of text."""
 
     _name = "output_text"
-    _part: Callable[[str], OutputText | ReasoningText] = OutputText
-    _more: Mapping[str, object] = {"logprobs": []}  # fields of the delta and the done event
+    _has_logprobs = True
 
     def __init__(self, events: Events, id: str, index: int) -> None:
         self.id = id
@@ -65,22 +65,25 @@ class OpenText:
         self._place = {"item_id": id, "output_index": index, "content_index": 0}
         self._delta = f"response.{self._name}.delta"
         self._parts: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
 
     def begin(self) -> bytes:
         item = self._item([], "in_progress")
         return self._events(
             "response.output_item.added", output_index=self._index, item=item
-        ) + self._events("response.content_part.added", **self._place, part=self._part(""))
+        ) + self._events("response.content_part.added", **self._place, part=self._part())
 
-    def add(self, text: str) -> bytes:
+    def add(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
         self._parts.append(text)
-        return self._events(self._delta, **self._place, delta=text, **self._more)
+        self._logprobs += logprobs
+        return self._events(self._delta, **self._place, delta=text, **self._listed(logprobs))
 
     def end(self, status: Status) -> bytes:
-        text, item = self.text, self.item(status)
+        part, item = self._part(), self.item(status)
+        done = {"text": part.text} | self._listed(self._logprobs)
         return (
-            self._events(f"response.{self._name}.done", **self._place, text=text, **self._more)
-            + self._events("response.content_part.done", **self._place, part=self._part(text))
+            self._events(f"response.{self._name}.done", **self._place, **done)
+            + self._events("response.content_part.done", **self._place, part=part)
             + self._events("response.output_item.done", output_index=self._index, item=item)
         )
 
@@ -90,7 +93,14 @@ class OpenText:
         return "".join(self._parts)
 
     def item(self, status: Status) -> OutputItem:
-        return self._item([self._part(self.text)], status)
+        return self._item([self._part()], status)
+
+    def _part(self) -> OutputText | ReasoningText:
+        return OutputText(self.text, logprobs=self._logprobs)
+
+    def _listed(self, logprobs: Sequence[TokenLogprob]) -> dict[str, object]:
+        """Return the field of the delta and the done event that lists their tokens."""
+        return {"logprobs": logprobs} if self._has_logprobs else {}
 
     def _item(self, content: list[Any], status: Status) -> OutputItem:
         return OutputMessage(self.id, content, status)
@@ -100,12 +110,14 @@ class OpenReasoning(OpenText):
     """Reasoning, whose content a client may want in a form to send back."""
 
     _name = "reasoning_text"
-    _part = ReasoningText
-    _more: Mapping[str, object] = {}
+    _has_logprobs = False
 
     def __init__(self, events: Events, id: str, index: int, *, is_encrypted: bool) -> None:
         super().__init__(events, id, index)
         self._is_encrypted = is_encrypted
+
+    def _part(self) -> ReasoningText:
+        return ReasoningText(self.text)
 
     def _item(self, content: list[Any], status: Status) -> OutputItem:
         sent_back = encrypted(self.text) if content and self._is_encrypted else msgspec.UNSET

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tandem.frontend.generation.piece_sink import Ending
+from tandem.frontend.parsers.pieces import TokenLogprob
 from tandem.frontend.responses.items import Status
 from tandem.frontend.responses.requests import Format, ResponsesRequest
 from tandem.frontend.responses.tools import Tool, ToolChoice, Tools
@@ -19,7 +20,7 @@ class OutputText(msgspec.Struct, frozen=True):
 
     text: str
     annotations: list[str] = []
-    logprobs: list[str] = []
+    logprobs: list[TokenLogprob] = []
     type: Literal["output_text"] = "output_text"
 
 
@@ -186,6 +187,7 @@ def new_response(
         user=request.user,
         safety_identifier=request.safety_identifier,
         prompt_cache_key=request.prompt_cache_key,
+        top_logprobs=(request.top_logprobs or 0) if request.wants_logprobs else 0,
     )
 
 

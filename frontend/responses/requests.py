@@ -27,6 +27,7 @@ from tandem.frontend.responses.items import Placed, Reading, user_message
 _LARGE = ("input", "instructions")  # bounded by the body
 SCHEMA = "text.format.schema"
 _ENCRYPTED = "reasoning.encrypted_content"
+_LOGPROBS = "message.output_text.logprobs"
 MetaKey = Annotated[str, Meta(max_length=64)]
 MetaValue = Annotated[str, Meta(max_length=512)]
 
@@ -125,6 +126,11 @@ class ResponsesRequest(Body, frozen=True, kw_only=True):
         """True if reasoning items have an `encrypted_content`, which a client sends back."""
         return _ENCRYPTED in (self.include or ())
 
+    @property
+    def wants_logprobs(self) -> bool:
+        """True if the text of the answer has the log probabilities of its tokens."""
+        return _LOGPROBS in (self.include or ())
+
     def inputs(self, reading: Reading) -> list[Placed]:
         """Return the items of the input. Raises InvalidRequestError naming the field."""
         if begins(self.input, b'"'):
@@ -136,9 +142,9 @@ class ResponsesRequest(Body, frozen=True, kw_only=True):
     def check(self, ignored: Ignored) -> None:
         """Raise InvalidRequestError for values that the types allow and the frontend does not."""
         for index, value in enumerate(self.include or ()):
-            if value != _ENCRYPTED:
+            if value not in (_ENCRYPTED, _LOGPROBS):
                 ignored.add(f"include[{index}]", value)
-        if self.top_logprobs:
+        if self.top_logprobs and not self.wants_logprobs:
             ignored.add("top_logprobs")
         if self.stream_options is not None and not self.stream:
             raise invalid_field("stream_options", "is only allowed when `stream` is true")

@@ -90,6 +90,8 @@ class ResponseWriter(OpenAIErrors):
         if self._open is None or self._open_key != part_key(piece):
             opened = self._close("completed") + self._opened(piece)
         assert self._open is not None
+        if isinstance(self._open, OpenText) and isinstance(piece, Content):
+            return opened + self._open.add(piece.text, piece.logprobs)
         text = piece.arguments if isinstance(piece, ToolCallDelta) else piece.text
         return opened + self._open.add(text)
 

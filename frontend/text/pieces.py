@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import msgspec
+
 from tandem.frontend.chat.responses import ResponseHead
 from tandem.frontend.generation.piece_sink import Ending, PieceWriter
-from tandem.frontend.parsers.pieces import Content, Piece, Reasoning, ToolCallDelta
+from tandem.frontend.parsers.pieces import Content, Piece, Reasoning, TokenLogprob, ToolCallDelta
 from tandem.frontend.telemetry.request_log import NO_TOKENS, TokenCounts
 from tandem.frontend.text.answers import Answer, as_chunk
 from tandem.runtime.errors import ProtocolError
@@ -32,7 +34,7 @@ class TextPieces:
         for choice in as_chunk(answer, self._head)["choices"]:
             if choice.get("finish_reason") == "length":
                 self._reason = "length"
-            pieces = _pieces(choice.get("delta", {}))
+            pieces = _pieces(choice.get("delta", {}), choice.get("logprobs"))
             if pieces:
                 body += self._writer.take(pieces)
         return body
@@ -58,16 +60,25 @@ def _number(counts: object, name: str) -> int:
     return value if type(value) is int and value >= 0 else 0
 
 
-def _pieces(delta: dict[str, Any]) -> list[Piece]:
+def _pieces(delta: dict[str, Any], logprobs: object) -> list[Piece]:
     pieces: list[Piece] = []
     reasoning = delta.get("reasoning_content") or delta.get("reasoning")
     if isinstance(reasoning, str) and reasoning:
         pieces.append(Reasoning(reasoning))
     content = delta.get("content")
     if isinstance(content, str) and content:
-        pieces.append(Content(content))
+        pieces.append(Content(content, _listed(logprobs)))
     calls = delta.get("tool_calls")
     return pieces + list(map(_call, calls)) if isinstance(calls, list) else pieces
+
+
+def _listed(logprobs: object) -> tuple[TokenLogprob, ...]:
+    """Return the tokens of a content. Raises ProtocolError for what is no list of them."""
+    content = logprobs.get("content") if isinstance(logprobs, dict) else None
+    try:
+        return msgspec.convert(content or (), tuple[TokenLogprob, ...])
+    except msgspec.ValidationError as error:
+        raise ProtocolError(f"the worker's answer has wrong `logprobs`: {error}") from error
 
 
 def _call(chunk: object) -> ToolCallDelta:

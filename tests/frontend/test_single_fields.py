@@ -110,8 +110,8 @@ RESPONSES: list[tuple[dict[str, Any], str]] = [
     ({"safety_identifier": "s"}, ""), ({"client_metadata": {"a": {"b": 1}}}, ""),
     ({"text": {"verbosity": "low", "new": 1}}, ""), ({"max_tool_calls": 3}, ""),
     ({"top_logprobs": 3}, "top_logprobs"), ({"background": False}, ""),
-    ({"include": ["message.output_text.logprobs"]},
-     "include[0] 'message.output_text.logprobs'"),
+    ({"include": ["message.output_text.logprobs"], "top_logprobs": 3}, ""),
+    ({"include": ["file_search_call.results"]}, "include[0] 'file_search_call.results'"),
     ({"include": ["reasoning.encrypted_content"]}, ""),
     ({"reasoning": {"effort": "low", "summary": "auto", "new": 1}}, ""),
     ({"reasoning": {"enabled": False}}, ""), ({"enable_thinking": True}, ""),
@@ -227,7 +227,7 @@ async def post(stack: Stack, path: str, fields: dict[str, Any]) -> httpx.Respons
 
 
 def test_all_fields_of_the_audit_are_here() -> None:
-    assert (len(CHAT), len(RESPONSES), len(MESSAGES)) == (77, 37, 28)
+    assert (len(CHAT), len(RESPONSES), len(MESSAGES)) == (77, 38, 28)
 
 
 async def test_a_field_of_a_known_client_is_answered_and_named_if_it_is_left_out(

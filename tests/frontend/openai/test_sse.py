@@ -2,11 +2,11 @@ import json
 
 import pytest
 
-from tandem.frontend.chat.logprobs import ChatLogprobs, TokenLogprob
+from tandem.frontend.chat.logprobs import ChatLogprobs
 from tandem.frontend.chat.responses import ResponseHead, usage
 from tandem.frontend.http.events import DONE
 from tandem.frontend.openai.sse import ChunkWriter, usage_event
-from tandem.frontend.parsers.pieces import Content, Reasoning, ToolCallDelta
+from tandem.frontend.parsers.pieces import Content, Reasoning, TokenLogprob, ToolCallDelta
 from tandem.runtime.wire.messages import FinishReason
 
 CHAT = ResponseHead("chatcmpl-1", 17, "m", is_chat=True, with_usage=False)

@@ -132,6 +132,24 @@ async def test_a_function_of_a_namespace_has_its_own_name_again(
     assert sent["messages"][1]["tool_calls"][0]["function"]["name"] == "n__f"
 
 
+@pytest.mark.parametrize("is_valid", [True, False])
+async def test_log_probabilities_of_the_worker_are_those_of_the_text(
+    stack: Stack, worker: FakeWorker, is_valid: bool
+) -> None:
+    token = {"token": "Hi", "logprob": -0.5, "bytes": [72, 105], "top_logprobs": []}
+    chunk: Any = delta("Hi", "stop")
+    chunk["choices"][0]["logprobs"] = {"content": [token if is_valid else {"token": 1}]}
+    worker.text_script = says(chunk)
+    include = ["message.output_text.logprobs"]
+    body = {"model": TEXT_MODEL, "input": "Hi", "include": include, "top_logprobs": 0}
+    response = await stack.http.post("/v1/responses", json=body)
+    sent = json.loads(worker.text_requests[0].body)
+    assert sent["logprobs"] is True and sent["top_logprobs"] == 0
+    assert response.status_code == (200 if is_valid else 502), response.text
+    if is_valid:
+        assert response.json()["output"][0]["content"][0]["logprobs"] == [token]
+
+
 async def test_a_schema_for_the_answer_is_passed_on(stack: Stack, worker: FakeWorker) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     form = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
