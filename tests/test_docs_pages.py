@@ -11,6 +11,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 SOURCE = re.compile(r"`((?:[a-z_]+/)+[a-z_]+\.(?:py|c|yaml))`")
+WORD = re.compile(r"^### (.+)\n\n(.+(?:\n.+)*)", re.MULTILINE)
 FOLDER = re.compile(r"^\| `([a-z_/]+)/` \|", re.MULTILINE)
 
 
@@ -45,3 +46,15 @@ def test_the_architecture_page_has_one_line_for_every_folder() -> None:
     folders = [name.removeprefix("tandem.").replace(".", "/") for name in tool["packages"]]
     listed = FOLDER.findall((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"))
     assert sorted(listed) == sorted(folders)
+
+
+def test_every_word_of_the_glossary_is_in_a_file_that_its_entry_names() -> None:
+    entries = WORD.findall((ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"))
+    assert len(entries) >= 25
+    for word, entry in entries:
+        files = SOURCE.findall(entry)
+        assert files, f"{word} names no file"
+        whole = rf"(?<![a-z]){word.lower().replace(' ', '[ _-]')}s?(?![a-z])"
+        for name in files:
+            code = (ROOT / name).read_text(encoding="utf-8").lower()
+            assert re.search(whole, code), f"{name} has no {word}"
