@@ -1,6 +1,7 @@
 # make serve    set everything up and serve the bundled model on 127.0.0.1:8000
 # make test     run the tests          make check    formatter, linter, types
 # make test ROOM=router   run the tests of one folder
+# make test-changed   run those of the rooms that differ from main
 # make test-slow   faults on whole clusters, every mutant of the state machines
 # make install  set up only            make clean    remove what these made
 # make vllm     an environment with vLLM in .venv-vllm; make test-vllm runs the tests that need it
@@ -32,7 +33,7 @@ LOG = $(@D)/install.log
 step = @echo "$(1) (log: $(LOG))"; $(2) >$(LOG) 2>&1 || { status=$$?; tail -n 20 $(LOG); \
 	echo "failed with status $$status: $(1). All of its output is in $(LOG)"; exit $$status; } >&2
 
-.PHONY: serve test test-slow check install install-dev typing-links bench-kernels bench-engine \
+.PHONY: serve test test-changed test-slow check install install-dev typing-links bench-kernels bench-engine \
 	vllm test-vllm clean
 
 # deathwatch: what is served ends with make, however make ends
@@ -42,13 +43,20 @@ serve: $(READY)
 
 # Tests start many processes: these find modules that others have compiled. One thread each: none may
 # claim every core for itself.
-test test-slow test-vllm: export PYTHONDONTWRITEBYTECODE =
-test test-slow test-vllm: export OMP_NUM_THREADS = 1
+test test-changed test-slow test-vllm: export PYTHONDONTWRITEBYTECODE =
+test test-changed test-slow test-vllm: export OMP_NUM_THREADS = 1
+
+# A file of ROOM/ or of tests/ROOM/ stands for tests/ROOM; those of the tree itself always run.
+BASE ?= main
+CHANGED = $(shell { git diff --name-only $$(git merge-base $(BASE) HEAD); \
+	git ls-files --others --exclude-standard; } | sed -n 's:^\(tests/\)*\([a-z_]*\)/.*:\2:p' | sort -u)
+test: TESTS = $(ROOM:%=tests/%)
+test-changed: TESTS = $(wildcard $(CHANGED:%=tests/%) tests/test_*.py)
 
 # three files at a time, those first that mostly wait for processes of theirs. A process that dies is
 # not replaced: it ends the run
-test: $(READY_DEV)
-	$(BIN)/python -m pytest -q $(ROOM:%=tests/%) -m "not slow" -n 3 --dist loadfile \
+test test-changed: $(READY_DEV)
+	$(BIN)/python -m pytest -q $(TESTS) -m "not slow" -n 3 --dist loadfile \
 		--no-loadscope-reorder --max-worker-restart 0
 
 # alone: these need both cores

@@ -24,7 +24,11 @@ if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported
     # Triton's interpreter multiplies by NumPy's OpenBLAS. Its kernels for newer processors round a
     # row by its place among the others, which no GPU does. Read when NumPy is first imported.
-    assert "numpy" not in sys.modules
+    if "numpy" in sys.modules:
+        raise pytest.UsageError(
+            "NumPy was imported before tests/conftest.py could choose OpenBLAS's kernels, by which "
+            "Triton's interpreter rounds as a GPU does: run pytest without what imports it"
+        )
     os.environ["OPENBLAS_CORETYPE"] = "Sandybridge"
 WAITING_ROOMS = {"soak", "e2e", "launch", "examples"}  # whole clusters, mostly
 # Processes of tests import helpers as `tests.room.helper`, too.

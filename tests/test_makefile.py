@@ -1,4 +1,4 @@
-"""`make install` in a copy of the Makefile: a line for a step, and why a step failed."""
+"""The Makefile in a copy: what installing says, and the tests that a change stands for."""
 
 import ensurepip
 import os
@@ -41,15 +41,15 @@ def write_pythons(copy: Path) -> None:
         python.chmod(0o755)
 
 
-def make(copy: Path, target: str, **settings: str) -> subprocess.CompletedProcess[str]:
+def make(copy: Path, *targets: str, **settings: str) -> subprocess.CompletedProcess[str]:
     """Run make as a user's shell does, also from a test that make runs."""
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("MAKE", "MFLAGS", "PIP_", "PYTHON", "VENV"))
+        if not name.startswith(("BASE", "MAKE", "MFLAGS", "PIP_", "PYTHON", "VENV"))
     }
     return subprocess.run(
-        ["make", target, "PYTHON=true"],
+        ["make", *targets, "PYTHON=true"],
         cwd=copy, env=kept | settings, text=True, capture_output=True, check=False, timeout=60,
     )  # fmt: skip
 
@@ -96,3 +96,37 @@ def test_a_network_that_refuses_is_named(copy: Path) -> None:
     assert ended.returncode == 2
     assert "Connection refused" in ended.stderr
     assert not (copy / ".venv" / ".ready").exists()
+
+
+def test_what_changed_stands_for_the_tests_of_its_rooms(copy: Path) -> None:
+    def git(*words: str) -> None:
+        person = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(["git", *person, *words], cwd=copy, check=True, capture_output=True)
+
+    def write(name: str) -> None:
+        file = copy / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{name} {file.exists()}\n", encoding="utf-8")
+
+    rooms = ("router", "queue", "engine", "frontend", "decode")
+    for room in rooms:
+        write(f"{room}/__init__.py")
+        write(f"tests/{room}/test_it.py")
+    write("tests/test_layout.py")
+    git("init", "-b", "main")
+    git("add", ".")
+    git("commit", "-m", "a tree")
+    git("checkout", "-b", "mine")
+    write("router/__init__.py")
+    git("commit", "-am", "committed")
+    write("tests/queue/test_it.py")  # not committed
+    write("engine/core/new.py")  # not known to git
+    write("docs/page.md")  # has no tests
+    git("checkout", "main")
+    git("commit", "--allow-empty", "-m", "main goes on")
+    git("checkout", "mine")
+    command = make(copy, "-n", "test-changed").stdout.splitlines()[-2]
+    tests = [word for word in command.split() if word.startswith("tests/")]
+    assert sorted(tests) == [
+        "tests/engine", "tests/queue", "tests/router", "tests/test_layout.py"
+    ]  # fmt: skip
