@@ -21,13 +21,16 @@ INTERPRETED = 0  # the architecture of a machine without a GPU
 WARP = 32  # threads
 VECTOR_BYTES = 16  # the widest load of one thread
 
+# As of the kernels, which triton.jit makes for the interpreter or for a chip when they are defined.
+_IS_INTERPRETED = triton.knobs.runtime.interpret
+
 # Multiprocessors of an A100, an H100 or H200, and a B200: for a chip that is not here.
 _MULTIPROCESSORS = {INTERPRETED: 2, 80: 108, 90: 132, 100: 148}
 
 
 def architecture() -> int:
     """Return the chip that kernels are built for, 90 for sm_90; INTERPRETED without a GPU."""
-    if triton.knobs.runtime.interpret:
+    if _IS_INTERPRETED:
         return INTERPRETED
     return _architecture_of(driver.active)
 
@@ -36,7 +39,7 @@ def num_multiprocessors(device: torch.device) -> int:
     """Count the multiprocessors of `device`, or those of the architecture's usual chip."""
     if device.type == "cuda":
         return _count_multiprocessors(device.index or 0)
-    return _MULTIPROCESSORS[_nearest(architecture(), tuple(sorted(_MULTIPROCESSORS)))]
+    return _usual_multiprocessors(architecture())
 
 
 def tuned_config(default: Config, kernel: str, **shape: int) -> Config:
@@ -87,6 +90,11 @@ def _table() -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
     path = Path(os.environ.get(TABLE_VARIABLE) or TABLE)
     table: dict[str, dict[str, dict[str, dict[str, Any]]]] = json.loads(path.read_text())
     return table
+
+
+@cache
+def _usual_multiprocessors(arch: int) -> int:
+    return _MULTIPROCESSORS[_nearest(arch, tuple(sorted(_MULTIPROCESSORS)))]
 
 
 @cache

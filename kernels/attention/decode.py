@@ -9,10 +9,10 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
-import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tandem.kernels.arrivals import MAX_ARRIVALS, arrivals
@@ -20,6 +20,7 @@ from tandem.kernels.attention.decode_kernel import STATS, DecodeShape, paged_dec
 from tandem.kernels.attention.prefix_kernel import shared_prefix_kernel
 from tandem.kernels.attention.prefixes import LEVELS, SharedPrefixes, share_prefixes
 from tandem.kernels.dependent_launch import launch_options
+from tandem.kernels.sizes import cdiv, next_power_of_2
 from tandem.kernels.tuned import INTERPRETED, architecture, num_multiprocessors, tuned_config
 
 LOG2_E = math.log2(math.e)
@@ -45,11 +46,12 @@ class PagedAttentionConfig:
     fills_alone: bool = False
 
 
+@cache
 def default_config(head_dim: int, element_bytes: int) -> PagedAttentionConfig:
     """Return the configuration for shapes that are not in the table of tuned ones."""
     if element_bytes > 2:
         return PagedAttentionConfig(tile_tokens=16)  # more would spill: no tensor core adds it up
-    padded_dim = triton.next_power_of_2(head_dim)
+    padded_dim = next_power_of_2(head_dim)
     return PagedAttentionConfig(
         num_warps=_num_warps(64, padded_dim),
         num_stages=4 if padded_dim <= 64 else 3,
@@ -126,7 +128,7 @@ def paged_decode_attention(
             num_stages=config.num_stages,
             **launch_options(),
         )
-    padded_rows = max(MIN_DOT_ROWS, triton.next_power_of_2(shape.group_size))
+    padded_rows = max(MIN_DOT_ROWS, next_power_of_2(shape.group_size))
     paged_decode_kernel[grid](
         q,
         cache,
@@ -157,13 +159,13 @@ def _shape(
     window: int,
 ) -> DecodeShape:
     num_kv_heads, block_size, head_dim = kv_cache.shape[2:]
-    alone = triton.cdiv(num_multiprocessors(q.device), num_kv_heads)
+    alone = cdiv(num_multiprocessors(q.device), num_kv_heads)
     return DecodeShape(
         num_kv_heads=num_kv_heads,
         group_size=q.shape[1] // num_kv_heads,
         block_size=block_size,
         head_dim=head_dim,
-        padded_dim=max(MIN_DOT_ROWS, triton.next_power_of_2(head_dim)),
+        padded_dim=max(MIN_DOT_ROWS, next_power_of_2(head_dim)),
         soft_cap=soft_cap,
         window=window,
         split_weight=config.split_weight,
@@ -238,7 +240,7 @@ def config_for(kv_cache: torch.Tensor) -> PagedAttentionConfig:
 
 def _max_splits(shape: DecodeShape, max_blocks: int, num_parts: int) -> int:
     """Return the most splits of a sequence of up to so many blocks, cut in parts before."""
-    max_tiles: int = triton.cdiv(max_blocks * shape.block_size, shape.tile_tokens)
+    max_tiles = cdiv(max_blocks * shape.block_size, shape.tile_tokens)
     # The sum of the parts' roots is largest where they are equal; rounded down, a share of a part's
     # tiles makes less than twice the splits.
     root = math.isqrt(int(num_parts * max(max_tiles - num_parts, 0) / shape.split_weight))
@@ -249,7 +251,7 @@ def candidates(
     head_dim: int, group_size: int, element_bytes: int, block_size: int, arch: int
 ) -> Iterator[PagedAttentionConfig]:
     """Yield the configurations worth measuring for a shape on a chip."""
-    padded_dim = triton.next_power_of_2(head_dim)
+    padded_dim = next_power_of_2(head_dim)
     num_bytes = 2 * padded_dim * element_bytes  # of a token, key and value
     for tile_tokens, num_stages, blocks_per_sm, split_weight, use_tma in itertools.product(
         (64, 128), (2, 3, 4), (1, 2, 3), (1, 4), (False, True)

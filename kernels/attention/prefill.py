@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -142,9 +143,15 @@ def config_for(kv_cache: torch.Tensor) -> PrefillAttentionConfig:
 
 def default_config(head_dim: int, element_bytes: int, block_size: int) -> PrefillAttentionConfig:
     """Return the configuration for shapes that are not in the table of tuned ones."""
+    return _default_config(architecture(), head_dim, element_bytes, block_size)
+
+
+@cache
+def _default_config(
+    arch: int, head_dim: int, element_bytes: int, block_size: int
+) -> PrefillAttentionConfig:
     if element_bytes == 4:  # no tensor cores
         return PrefillAttentionConfig(16, 16, 4, 2, use_tma=False, persistent=False)
-    arch = architecture()
     if INTERPRETED < arch < FIRST_TMA_ARCH:
         rows, stages = (128, 4) if head_dim <= 128 else (64, 3)
         return PrefillAttentionConfig(rows, 32, 8, stages, use_tma=False, persistent=False)

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-import triton
 
 from tandem.kernels.dependent_launch import launch_options
 from tandem.kernels.experts.products import combine_kernel, down_kernel, gate_up_kernel
@@ -12,6 +11,7 @@ from tandem.kernels.experts.route import route_kernel
 from tandem.kernels.linear.codes import form_of, step_size, stored_parts, weight_bits
 from tandem.kernels.reference.experts import LEAST_SUM, Experts, ExpertWeights
 from tandem.kernels.reference.routing import Routing
+from tandem.kernels.sizes import cdiv, next_power_of_2
 from tandem.kernels.tuned import tuned_config
 
 COMBINE_WIDTH = 1024
@@ -76,8 +76,8 @@ def route(
         IS_SIGMOID=routing.is_sigmoid,
         IS_RENORMALIZED=routing.is_renormalized,
         HAS_CORRECTION=correction is not None,
-        BLOCK_EXPERTS=triton.next_power_of_2(num_experts),
-        BLOCK_CHOSEN=triton.next_power_of_2(routing.num_chosen),
+        BLOCK_EXPERTS=next_power_of_2(num_experts),
+        BLOCK_CHOSEN=next_power_of_2(routing.num_chosen),
         num_warps=1,
         **launch_options(),
     )
@@ -99,7 +99,7 @@ def _compute(
     if num_tokens == 0:
         return out
     assert x.stride(1) == 1 and expert_ids.is_contiguous() and weights.is_contiguous()
-    combine_kernel[(num_tokens, triton.cdiv(hidden_size, COMBINE_WIDTH))](
+    combine_kernel[(num_tokens, cdiv(hidden_size, COMBINE_WIDTH))](
         _results(x, expert_ids, weights, experts),
         out,
         hidden_size=hidden_size,
@@ -126,13 +126,13 @@ def _results(
         "hidden_size": hidden_size,
         "width": width,
         "num_experts": num_experts,
-        "BLOCK_EXPERTS": triton.next_power_of_2(num_experts),
+        "BLOCK_EXPERTS": next_power_of_2(num_experts),
         "BLOCK_M": opening.block_m,
         "num_warps": opening.num_warps,
         "num_stages": opening.num_stages,
         **launch_options(),
     }
-    gate_up_kernel[(triton.cdiv(width, opening.block_n), most_tiles)](
+    gate_up_kernel[(cdiv(width, opening.block_n), most_tiles)](
         x,
         order,
         starts,
@@ -150,7 +150,7 @@ def _results(
         BLOCK_K=step_size(experts.gate_up, opening.block_k),
         **shared,
     )
-    down_kernel[(triton.cdiv(hidden_size, closing.block_n), most_tiles)](
+    down_kernel[(cdiv(hidden_size, closing.block_n), most_tiles)](
         opened,
         order,
         starts,

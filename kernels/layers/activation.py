@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 
 from tandem.kernels.dependent_launch import launch_options, wait_for_predecessor
+from tandem.kernels.sizes import cdiv, next_power_of_2
 from tandem.kernels.tuned import VECTOR_BYTES, WARP, num_multiprocessors, tuned_config
 
 
@@ -51,12 +53,12 @@ def _launch(
     assert gate_up.stride(1) == 1 and out.stride(1) == 1
     if config is None:
         programs = 4 * num_multiprocessors(out.device)
-        few = num_tokens * triton.cdiv(intermediate_size, 2048) < programs
+        few = num_tokens * cdiv(intermediate_size, 2048) < programs
         shape = {"intermediate_size": intermediate_size, "element_bytes": out.element_size()}
         config = tuned_config(
             default_config(few, **shape), "silu_mul", few_tokens=int(few), **shape
         )
-    num_pieces = triton.cdiv(intermediate_size, config.block_width)
+    num_pieces = cdiv(intermediate_size, config.block_width)
     _silu_mul_kernel[(num_tokens * num_pieces,)](
         gate_up,
         out,
@@ -71,6 +73,7 @@ def _launch(
     )
 
 
+@cache
 def default_config(few_tokens: bool, intermediate_size: int, element_bytes: int) -> SiluMulConfig:
     """Return a vector of gate and one of up per thread; smaller programs for few tokens.
 
@@ -78,7 +81,7 @@ def default_config(few_tokens: bool, intermediate_size: int, element_bytes: int)
     """
     num_warps = 2 if few_tokens else 8
     block_width = num_warps * WARP * VECTOR_BYTES // element_bytes
-    return SiluMulConfig(min(block_width, triton.next_power_of_2(intermediate_size)), num_warps)
+    return SiluMulConfig(min(block_width, next_power_of_2(intermediate_size)), num_warps)
 
 
 def candidates(intermediate_size: int, element_bytes: int) -> Iterator[SiluMulConfig]:

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 
 from tandem.kernels.dependent_launch import launch_options, wait_for_predecessor
+from tandem.kernels.sizes import cdiv, next_power_of_2
 from tandem.kernels.tuned import VECTOR_BYTES, WARP, num_multiprocessors, tuned_config
 
 
@@ -37,7 +39,7 @@ def embed(
         few = num_tokens < 2 * num_multiprocessors(out.device)
         shape = {"hidden_size": hidden_size, "element_bytes": out.element_size()}
         config = tuned_config(default_config(few, **shape), "embed", few_tokens=int(few), **shape)
-    num_pieces = triton.cdiv(hidden_size, config.block_width)
+    num_pieces = cdiv(hidden_size, config.block_width)
     _embed_kernel[(num_tokens * num_pieces,)](
         token_ids,
         table,
@@ -52,11 +54,12 @@ def embed(
     )
 
 
+@cache
 def default_config(few_tokens: bool, hidden_size: int, element_bytes: int) -> EmbedConfig:
     """Return four vectors of a row per thread, or one for few tokens, spread over the chip."""
     num_warps, num_vectors = (2, 1) if few_tokens else (4, 4)
     block_width = num_vectors * num_warps * WARP * VECTOR_BYTES // element_bytes
-    return EmbedConfig(min(block_width, triton.next_power_of_2(hidden_size)), num_warps)
+    return EmbedConfig(min(block_width, next_power_of_2(hidden_size)), num_warps)
 
 
 def candidates(hidden_size: int, element_bytes: int) -> Iterator[EmbedConfig]:

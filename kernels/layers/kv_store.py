@@ -5,12 +5,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 
 from tandem.kernels.dependent_launch import launch_options, wait_for_predecessor
+from tandem.kernels.sizes import cdiv, next_power_of_2
 from tandem.kernels.tuned import VECTOR_BYTES, WARP, num_multiprocessors, tuned_config
 
 
@@ -53,7 +55,7 @@ def store_qkv(
             default_config(few, **shape), "store_qkv", few_tokens=int(few), **shape
         )
     num_pieces = _num_pieces(num_heads, num_kv_heads, config.block_heads)
-    num_programs = triton.cdiv(num_pieces, config.num_pieces)
+    num_programs = cdiv(num_pieces, config.num_pieces)
     _store_qkv_kernel[(num_tokens * num_programs,)](
         qkv,
         qkv if qk_norm is None else qk_norm,
@@ -74,7 +76,7 @@ def store_qkv(
         NUM_PROGRAMS=num_programs,
         NUM_PIECES=config.num_pieces,
         BLOCK_HEADS=config.block_heads,
-        BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
+        BLOCK_HALF=next_power_of_2(head_dim // 2),
         num_warps=config.num_warps,
         **launch_options(),
     )
@@ -102,6 +104,7 @@ def _check(
         assert qk_norm.shape == (num_heads + num_kv_heads, head_dim) and qk_norm.is_contiguous()
 
 
+@cache
 def default_config(
     few_tokens: bool, num_heads: int, num_kv_heads: int, head_dim: int, element_bytes: int
 ) -> StoreQkvConfig:
@@ -116,8 +119,8 @@ def default_config(
     while num_warps < 4 and 2 * num_warps * per_warp <= num_kv_heads:
         num_warps *= 2
     num_pieces = _num_pieces(num_heads, num_kv_heads, per_warp * num_warps)
-    num_programs = triton.cdiv(num_pieces, 6)
-    return StoreQkvConfig(per_warp * num_warps, triton.cdiv(num_pieces, num_programs), num_warps)
+    num_programs = cdiv(num_pieces, 6)
+    return StoreQkvConfig(per_warp * num_warps, cdiv(num_pieces, num_programs), num_warps)
 
 
 def candidates(
@@ -132,14 +135,14 @@ def candidates(
 
 def _num_pieces(num_heads: int, num_kv_heads: int, block_heads: int) -> int:
     """Count the tiles of a token's heads, none with heads of two kinds."""
-    q_pieces: int = triton.cdiv(num_heads, block_heads)
-    kv_pieces: int = triton.cdiv(num_kv_heads, block_heads)
+    q_pieces = cdiv(num_heads, block_heads)
+    kv_pieces = cdiv(num_kv_heads, block_heads)
     return q_pieces + 2 * kv_pieces
 
 
 def _heads_of_a_warp(head_dim: int, element_bytes: int) -> int:
     """Count the heads of which one warp loads a half at once, a 16-byte vector per thread."""
-    half_bytes: int = triton.next_power_of_2(head_dim // 2) * element_bytes
+    half_bytes = next_power_of_2(head_dim // 2) * element_bytes
     return max(1, WARP * VECTOR_BYTES // max(half_bytes, VECTOR_BYTES))
 
 

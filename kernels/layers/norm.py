@@ -5,12 +5,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 
 from tandem.kernels.dependent_launch import launch_options, wait_for_predecessor
+from tandem.kernels.sizes import cdiv, next_power_of_2
 from tandem.kernels.tuned import VECTOR_BYTES, WARP, tuned_config
 
 
@@ -49,6 +51,7 @@ def add_rms_norm(
     _launch(x, residual, weight, eps, out, config)
 
 
+@cache
 def default_config(hidden_size: int, element_bytes: int) -> NormConfig:
     """Return two 16-byte vectors of a row per thread, and as many short rows as fill four warps.
 
@@ -58,7 +61,7 @@ def default_config(hidden_size: int, element_bytes: int) -> NormConfig:
     num_warps = 1
     while num_warps < 8 and 2 * piece * num_warps < hidden_size:
         num_warps *= 2
-    block_width = min(piece * num_warps, triton.next_power_of_2(hidden_size))
+    block_width = min(piece * num_warps, next_power_of_2(hidden_size))
     if num_warps >= 4:
         return NormConfig(1, block_width, num_warps)
     return NormConfig(4 // num_warps * (piece * num_warps // block_width), block_width, 4)
@@ -72,7 +75,7 @@ def candidates(hidden_size: int, element_bytes: int) -> Iterator[NormConfig]:
             if block_rows > num_warps:
                 continue
             block_width = piece * num_warps // block_rows
-            num_pieces = triton.cdiv(hidden_size, block_width)
+            num_pieces = cdiv(hidden_size, block_width)
             if block_width < 2 * hidden_size and num_pieces <= 8:
                 yield NormConfig(block_rows, block_width, num_warps)
 
@@ -93,7 +96,7 @@ def _launch(
     if config is None:
         shape = {"hidden_size": hidden_size, "element_bytes": x.element_size()}
         config = tuned_config(default_config(**shape), "rms_norm", **shape)
-    _rms_norm_kernel[(triton.cdiv(num_tokens, config.block_rows),)](
+    _rms_norm_kernel[(cdiv(num_tokens, config.block_rows),)](
         x,
         x if residual is None else residual,
         weight,
@@ -105,7 +108,7 @@ def _launch(
         eps,
         hidden_size=hidden_size,
         HAS_RESIDUAL=residual is not None,
-        NUM_PIECES=triton.cdiv(hidden_size, config.block_width),
+        NUM_PIECES=cdiv(hidden_size, config.block_width),
         BLOCK_ROWS=config.block_rows,
         BLOCK_WIDTH=config.block_width,
         num_warps=config.num_warps,

@@ -12,6 +12,7 @@ import triton.language as tl
 from tandem.kernels.dependent_launch import launch_options, wait_for_predecessor
 from tandem.kernels.linear.codes import form_of, load_numbers, step_size, stored_parts
 from tandem.kernels.reference.quantized import QuantizedMatrix
+from tandem.kernels.sizes import cdiv, next_power_of_2
 
 MOST_PART_BYTES = 32 << 20  # which the L2 cache of a large chip holds
 BLOCK_ROWS, MOST_INPUTS = 32, 128
@@ -20,14 +21,14 @@ BLOCK_ROWS, MOST_INPUTS = 32, 128
 def expanded_parts(matrix: QuantizedMatrix, dtype: torch.dtype) -> Iterator[torch.Tensor]:
     """Yield the rows of a matrix [out, in], rounded to `dtype`; each part overwrites the last."""
     num_rows, in_size = matrix.shape
-    num_parts = triton.cdiv(num_rows * in_size * dtype.itemsize, MOST_PART_BYTES)
-    most_rows = triton.cdiv(num_rows, num_parts)
+    num_parts = cdiv(num_rows * in_size * dtype.itemsize, MOST_PART_BYTES)
+    most_rows = cdiv(num_rows, num_parts)
     codes, scales, zeros = stored_parts(matrix)
     whole = torch.empty((most_rows, in_size), dtype=dtype, device=matrix.device)
-    block = min(step_size(matrix, MOST_INPUTS), triton.next_power_of_2(in_size))
+    block = min(step_size(matrix, MOST_INPUTS), next_power_of_2(in_size))
     for first in range(0, num_rows, most_rows):
         part = whole[: num_rows - first]
-        expand_kernel[(triton.cdiv(len(part), BLOCK_ROWS), triton.cdiv(in_size, block))](
+        expand_kernel[(cdiv(len(part), BLOCK_ROWS), cdiv(in_size, block))](
             codes,
             scales,
             zeros,

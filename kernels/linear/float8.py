@@ -14,6 +14,7 @@ import triton.language as tl
 
 from tandem.kernels.dependent_launch import launch_options, wait_for_predecessor
 from tandem.kernels.reference.quantized import INPUT_GROUP, LARGEST_FLOAT8, LEAST_MAGNITUDE
+from tandem.kernels.sizes import cdiv, next_power_of_2
 from tandem.kernels.tuned import INTERPRETED, architecture
 
 LEAST_ARCHITECTURE = 89  # with tensor cores for float8
@@ -31,11 +32,11 @@ def round_inputs(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return float8 codes of x [num_tokens, in_size], and scales [num_tokens, in_size / 128]."""
     num_tokens, in_size = x.shape
     assert x.stride(1) == 1
-    num_groups = triton.cdiv(in_size, INPUT_GROUP)
+    num_groups = cdiv(in_size, INPUT_GROUP)
     codes = torch.empty((num_tokens, in_size), dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty((num_tokens, num_groups), dtype=torch.float32, device=x.device)
-    block = min(MOST_GROUPS, triton.next_power_of_2(num_groups))
-    round_inputs_kernel[(num_tokens, triton.cdiv(num_groups, block))](
+    block = min(MOST_GROUPS, next_power_of_2(num_groups))
+    round_inputs_kernel[(num_tokens, cdiv(num_groups, block))](
         x,
         codes,
         scales,

@@ -3,12 +3,11 @@
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-import triton
 
 from tandem.kernels.arrivals import MAX_ARRIVALS, arrivals
 from tandem.kernels.dependent_launch import launch_options
@@ -19,6 +18,7 @@ from tandem.kernels.linear.heads import qkv_kernel
 from tandem.kernels.linear.products import ProductShape, linear_kernel
 from tandem.kernels.reference.linear import Linear
 from tandem.kernels.reference.quantized import INPUT_GROUP, Matrix, QuantizedMatrix, rounds_inputs
+from tandem.kernels.sizes import cdiv
 from tandem.kernels.tuned import INTERPRETED, architecture, tuned_config
 
 Activation = Literal["", "silu", "gelu"]
@@ -48,12 +48,13 @@ class LinearConfig:
     num_stages: int
 
 
+@cache
 def default_config(
     in_size: int, num_columns: int, bits: int, element_bytes: int, is_paired: int
 ) -> LinearConfig:
     """Return the tiles for few tokens; those for many sum in the same order."""
     block_n = 32 if element_bytes == 4 or is_paired else 64
-    wanted = ENOUGH_PROGRAMS // triton.cdiv(num_columns, block_n)
+    wanted = ENOUGH_PROGRAMS // cdiv(num_columns, block_n)
     num_splits = max(1, min(wanted, MAX_SPLITS, in_size // LEAST_SPLIT_SIZE))
     if element_bytes == 4:
         return LinearConfig(16, block_n, 32, num_splits, 4, 2)
@@ -84,7 +85,7 @@ def candidates(in_size: int, num_columns: int, element_bytes: int) -> Iterator[L
     for block_n, block_k, num_splits, num_warps, num_stages in itertools.product(
         (32, 64), (64, 128), (1, 2, 3, 4, 6, 8), (4, 8), (3, 4)
     ):
-        programs = triton.cdiv(num_columns, block_n) * num_splits
+        programs = cdiv(num_columns, block_n) * num_splits
         if 96 <= programs <= 2 * ENOUGH_PROGRAMS and in_size >= num_splits * LEAST_SPLIT_SIZE // 2:
             yield LinearConfig(64, block_n, block_k, num_splits, num_warps, num_stages)
 
@@ -261,7 +262,7 @@ def _launch_of(
         if not is_shared and not unit and x.element_size() == 2:
             config = large_config(config, has_codes=not isinstance(weight, torch.Tensor))
     block_n = max(config.block_n, unit)
-    columns, tokens = triton.cdiv(num_columns, block_n), triton.cdiv(num_tokens, config.block_m)
+    columns, tokens = cdiv(num_columns, block_n), cdiv(num_tokens, config.block_m)
     is_shared = is_shared and config.num_splits > 1
     records = 0
     if is_shared:

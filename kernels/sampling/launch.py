@@ -12,7 +12,6 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import torch
-import triton
 
 from tandem.kernels.dependent_launch import launch_options
 from tandem.kernels.sampling.candidates import GROUP
@@ -20,6 +19,7 @@ from tandem.kernels.sampling.draw import draw_kernel
 from tandem.kernels.sampling.logprobs import logprobs_kernel
 from tandem.kernels.sampling.rows import SampledRows, SamplingRows, TokenAdjustments
 from tandem.kernels.sampling.survey import adjust_kernel, survey_kernel
+from tandem.kernels.sizes import cdiv, next_power_of_2
 from tandem.kernels.tuned import tuned_config
 
 MAX_VOCAB_SIZE = 2**22  # masses have the bits that a sum of so many leaves in an int64
@@ -161,8 +161,8 @@ def _draw(
         HAS_ENTRIES=has_entries,
         MASS_UNIT=2.0 ** (62 - (vocab_size - 1).bit_length()),
         CHUNK=config.chunk,
-        NUM_GROUPS=triton.next_power_of_2(scratch.group_best.shape[1]),
-        NUM_CHUNKS=triton.next_power_of_2(scratch.chunk_best.shape[1]),
+        NUM_GROUPS=next_power_of_2(scratch.group_best.shape[1]),
+        NUM_CHUNKS=next_power_of_2(scratch.chunk_best.shape[1]),
         CAPACITY=config.capacity,
         TILE=config.tile,
         num_warps=config.draw_warps,
@@ -176,8 +176,8 @@ def _row_tensors(rows: SamplingRows | None, nothing: torch.Tensor) -> list[torch
 
 def _new_scratch(logits: torch.Tensor, config: SamplingConfig) -> _Scratch:
     num_rows, vocab_size = logits.shape
-    groups = (num_rows, triton.cdiv(vocab_size, GROUP.value))
-    chunks = (num_rows, triton.cdiv(vocab_size, config.chunk))
+    groups = (num_rows, cdiv(vocab_size, GROUP.value))
+    chunks = (num_rows, cdiv(vocab_size, config.chunk))
     listed = (num_rows, config.capacity)
     device = logits.device
     return _Scratch(
@@ -283,8 +283,8 @@ def _write_logprobs(
         scratch.group_best.shape[1],
         scratch.chunk_best.shape[1],
         num_top,
-        NUM_GROUPS=triton.next_power_of_2(scratch.group_best.shape[1]),
-        NUM_CHUNKS=triton.next_power_of_2(scratch.chunk_best.shape[1]),
+        NUM_GROUPS=next_power_of_2(scratch.group_best.shape[1]),
+        NUM_CHUNKS=next_power_of_2(scratch.chunk_best.shape[1]),
         CAPACITY=config.capacity,
         TILE=config.tile,
         num_warps=config.draw_warps,

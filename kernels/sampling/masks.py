@@ -6,6 +6,7 @@ import triton.language as tl
 
 from tandem.kernels.dependent_launch import launch_options, wait_for_predecessor
 from tandem.kernels.sampling.rows import TokenMasks
+from tandem.kernels.sizes import cdiv
 
 TILE_WORDS = 64
 
@@ -42,8 +43,8 @@ def mask_logits(
     """Put -inf where a masked row may not draw a token."""
     num_masked, num_words = masks.bits.shape
     assert masks.bits.dtype == torch.int32 and masks.bits.is_contiguous()
-    assert num_words == triton.cdiv(logits.shape[1], 32) and logits.stride(1) == 1
-    mask_kernel[(num_masked, triton.cdiv(num_words, TILE_WORDS))](
+    assert num_words == cdiv(logits.shape[1], 32) and logits.stride(1) == 1
+    mask_kernel[(num_masked, cdiv(num_words, TILE_WORDS))](
         logits,
         logits.stride(0),
         masks.rows,
