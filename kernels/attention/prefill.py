@@ -62,8 +62,6 @@ def prefill_attention(
     num_seqs = context_lens.shape[0]
     if num_seqs == 0 or max_query_len == 0:
         return
-    _check(q, kv_cache, block_tables, cu_seqlens_q, context_lens, out, sinks)
-    assert scale > 0
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, block_size = kv_cache.shape[2:4]
     if config is None:
@@ -77,6 +75,8 @@ def prefill_attention(
                 q, kv_cache, block_tables, cu_seqlens_q, context_lens, max_query_len, scale, out
             )
             return
+    _check(q, kv_cache, block_tables, cu_seqlens_q, context_lens, out, sinks)
+    assert scale > 0
     source, use_tma = _source(kv_cache, config)
     group_size = num_heads // num_kv_heads
     # A sequence's tiles begin where its rows do, and one further for every sequence before it.

@@ -33,7 +33,9 @@ class PrefillHopperConfig:
     idle_multiprocessors: int = 0
 
 
+LOG2_E = math.log2(math.e)
 DEFAULT = PrefillHopperConfig()
+_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
 
 def candidates(head_dim: int) -> Iterator[PrefillHopperConfig]:
@@ -71,36 +73,39 @@ def prefill_attention_hopper(
     num_seqs = context_lens.shape[0]
     if num_seqs == 0 or max_query_len == 0:
         return
+    block_stride, kv_stride, *record_strides = kv_cache.stride()
+    q_token_stride, q_head_stride, q_stride = q.stride()
+    token_stride, head_stride, stride = out.stride()
+    table_stride, block_id_stride = block_tables.stride()
     assert offered(head_dim, block_size, q.dtype) and scale > 0
     assert q.dtype == kv_cache.dtype == out.dtype
     assert num_heads % num_kv_heads == 0 and kv_cache.shape[4] == head_dim
-    assert q.stride(2) == out.stride(2) == kv_cache.stride(4) == 1
-    assert kv_cache.stride(3) == head_dim and kv_cache.stride(2) == block_size * head_dim
-    assert kv_cache.stride(0) % head_dim == kv_cache.stride(1) % head_dim == 0
-    assert block_tables.stride(1) == cu_seqlens_q.stride(0) == context_lens.stride(0) == 1
+    assert record_strides == [block_size * head_dim, head_dim, 1] and q_stride == stride == 1
+    assert block_stride % head_dim == kv_stride % head_dim == 0
+    assert block_id_stride == cu_seqlens_q.stride(0) == context_lens.stride(0) == 1
     if config is None:
         config = tuned_config(
             DEFAULT, "prefill_attention_hopper", head_dim=head_dim, block_size=block_size
         )
     # The pool as a column of head_dim-wide records, q as a matrix of all heads side by side.
-    block_records, kv_records = kv_cache.stride(0) // head_dim, kv_cache.stride(1) // head_dim
+    block_records, kv_records = block_stride // head_dim, kv_stride // head_dim
     num_records = (num_blocks - 1) * block_records + kv_records + num_kv_heads * block_size
-    q_width = (num_heads - 1) * q.stride(1) + head_dim
+    q_width = (num_heads - 1) * q_head_stride + head_dim
     num_tiles = num_tokens // TILE_ROWS.value + num_seqs
     num_items = num_tiles * num_heads
     num_programs = num_multiprocessors(q.device) - config.idle_multiprocessors
     prefill_hopper_kernel[(min(num_programs, num_items),)](
-        _boxes(q, [num_tokens, q_width], q.stride(0), ROWS.value),
+        _boxes(q, [num_tokens, q_width], q_token_stride, ROWS.value),
         _boxes(kv_cache, [num_records, head_dim], head_dim, min(block_size, TILE_TOKENS.value)),
         arrivals(q.device),
         (block_tables, cu_seqlens_q, context_lens),
-        block_tables.stride(0),
+        table_stride,
         num_seqs,
         num_tiles - 1,
         num_items,
         num_records,
-        (q.stride(1), block_records, kv_records),
-        (out, *out.stride()[:2], scale * math.log2(math.e)),
+        (q_head_stride, block_records, kv_records),
+        (out, token_stride, head_stride, scale * LOG2_E),
         num_heads=num_heads,
         group_size=num_heads // num_kv_heads,
         block_size=block_size,
@@ -112,5 +117,4 @@ def prefill_attention_hopper(
 
 
 def _boxes(tensor: torch.Tensor, shape: list[int], row_stride: int, rows: int) -> TensorDescriptor:
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    return TensorDescriptor(tensor, shape, [row_stride, 1], [rows, SWIZZLE.value], layout)
+    return TensorDescriptor(tensor, shape, [row_stride, 1], [rows, SWIZZLE.value], _LAYOUT)

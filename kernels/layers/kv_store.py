@@ -42,8 +42,8 @@ def store_qkv(
     Computes in float32, rounded once, at the store. A token without a slot still gets its queries.
     `qkv` is not changed unless q_out is a view of it; then its keys may change too.
     """
-    num_tokens, head_dim = len(qkv), qkv.shape[2]
-    num_heads, num_kv_heads = q_out.shape[1], kv_cache.shape[2]
+    num_tokens, _, head_dim = qkv.shape
+    num_heads, num_kv_heads, block_size = q_out.shape[1], *kv_cache.shape[2:4]
     if num_tokens == 0:
         return
     _check(qkv, qk_norm, rope_table, positions, slot_mapping, kv_cache, q_out)
@@ -71,7 +71,7 @@ def store_qkv(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        block_size=kv_cache.shape[3],
+        block_size=block_size,
         HAS_NORM=qk_norm is not None,
         NUM_PROGRAMS=num_programs,
         NUM_PIECES=config.num_pieces,

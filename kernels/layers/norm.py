@@ -92,7 +92,8 @@ def _launch(
     if num_tokens == 0:
         return
     assert out.shape == x.shape and out.dtype == x.dtype and weight.shape == (hidden_size,)
-    assert x.stride(1) == 1 and out.stride(1) == 1 and weight.stride(0) == 1
+    (x_stride, stride), (out_stride, written_stride) = x.stride(), out.stride()
+    assert stride == written_stride == weight.stride(0) == 1
     if config is None:
         shape = {"hidden_size": hidden_size, "element_bytes": x.element_size()}
         config = tuned_config(default_config(**shape), "rms_norm", **shape)
@@ -102,9 +103,9 @@ def _launch(
         weight,
         out,
         num_tokens,
-        x.stride(0),
-        x.stride(0) if residual is None else residual.stride(0),
-        out.stride(0),
+        x_stride,
+        x_stride if residual is None else residual.stride(0),
+        out_stride,
         eps,
         hidden_size=hidden_size,
         HAS_RESIDUAL=residual is not None,

@@ -63,12 +63,14 @@ def default_config(
     return LinearConfig(64, block_n, 64, num_splits, num_warps, 3)
 
 
+@cache
 def large_config(default: LinearConfig, *, has_codes: bool) -> LinearConfig:
     """Return the tiles for many tokens, which load, and expand, a number for more products."""
     block_n = default.block_n if has_codes else 2 * default.block_n  # sums of codes would spill
     return replace(default, block_m=128, block_n=block_n, num_warps=8, num_stages=3)
 
 
+@cache
 def float8_config(default: LinearConfig, *, is_large: bool) -> LinearConfig:
     """Return the tiles of a product of float8 by float8; sums run in one order in all of them."""
     if not is_large:
