@@ -33,26 +33,29 @@ def attend_all(
     """Return [num_tokens, num_heads, head_dim], the attention of every token of a batch."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     num_decodes, prefills = len(batch.decodes), batch.prefills
-    attend_last(
-        kernels,
-        q[:num_decodes],
-        batch.decodes,
-        kv_cache,
-        scale,
-        out[:num_decodes],
-        of_layer,
-        of_step.paged_decode_attention,
-    )
+    q_of_prefills, out_of_prefills = q, out
+    if num_decodes:
+        q_of_prefills, out_of_prefills = q[num_decodes:], out[num_decodes:]
+        attend_last(
+            kernels,
+            q[:num_decodes],
+            batch.decodes,
+            kv_cache,
+            scale,
+            out[:num_decodes],
+            of_layer,
+            of_step.paged_decode_attention,
+        )
     if len(prefills):
         kernels.prefill_attention(
-            q[num_decodes:],
+            q_of_prefills,
             kv_cache,
             prefills.block_tables,
             batch.prefill_cu_seqlens,
             prefills.context_lens,
             batch.max_query_len,
             scale,
-            out[num_decodes:],
+            out_of_prefills,
             **of_layer,
             **of_step.prefill_attention,
         )

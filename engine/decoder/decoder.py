@@ -89,8 +89,9 @@ class Model:
         is_fused = len(hidden) <= self._max_fused_tokens
         normed = hidden if is_fused else self._normed(hidden, self._first_norm)
         kernels, last = self._kernels, len(self._layers) - 1
+        layer_caches = kv_cache.unbind(1)
         for index, layer in enumerate(self._layers):
-            layer_cache, my_batch = kv_cache[:, layer.place], batch.of_group(layer.group)
+            layer_cache, my_batch = layer_caches[layer.place], batch.of_group(layer.group)
             my_options = options[layer.kind]
             fused = layer.fused if is_fused else None
             if fused is not None:
@@ -217,6 +218,7 @@ class Model:
 
     def _dense(self, normed: torch.Tensor, gate_up_of: Linear, down: Linear) -> torch.Tensor:
         gate_up = gate_up_of(normed)
-        out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
+        shape = gate_up.shape[0], gate_up.shape[1] // 2
+        out = torch.empty(shape, dtype=gate_up.dtype, device=gate_up.device)
         self._activate(gate_up, out)
         return down(out)
