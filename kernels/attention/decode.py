@@ -91,12 +91,16 @@ def paged_decode_attention(
     assert soft_cap >= 0 and window >= 0
     if config is None:
         config = config_for(kv_cache)
-    shape = _shape(q, kv_cache, config, soft_cap, window)
+    multiprocessors = num_multiprocessors(q.device)
+    use_tma = _can_use_tma(kv_cache, config)
+    shape = _shape(
+        q.shape[1], kv_cache.shape[2:], use_tma, multiprocessors, soft_cap, window, config
+    )
     max_blocks, num_parts = block_tables.shape[1], 1 if prefixes is None else 1 + LEVELS
     max_splits = _max_splits(shape, max_blocks, num_parts)
     num_seqs = len(context_lens)
     num_items = num_seqs * shape.num_kv_heads * max_splits
-    grid = (min(num_multiprocessors(q.device) * config.blocks_per_sm, num_items),)
+    grid = (min(multiprocessors * config.blocks_per_sm, num_items),)
     partials = torch.empty(
         (num_items if max_splits > 1 else 0, shape.group_size, shape.head_dim + STATS.value),
         dtype=torch.float32,
@@ -151,26 +155,28 @@ def paged_decode_attention(
     )
 
 
+@cache
 def _shape(
-    q: torch.Tensor,
-    kv_cache: torch.Tensor,
-    config: PagedAttentionConfig,
+    num_heads: int,
+    cache_shape: tuple[int, ...],  # num_kv_heads, block_size, head_dim
+    use_tma: bool,
+    multiprocessors: int,
     soft_cap: float,
     window: int,
+    config: PagedAttentionConfig,
 ) -> DecodeShape:
-    num_kv_heads, block_size, head_dim = kv_cache.shape[2:]
-    alone = cdiv(num_multiprocessors(q.device), num_kv_heads)
+    num_kv_heads, block_size, head_dim = cache_shape
     return DecodeShape(
         num_kv_heads=num_kv_heads,
-        group_size=q.shape[1] // num_kv_heads,
+        group_size=num_heads // num_kv_heads,
         block_size=block_size,
         head_dim=head_dim,
         padded_dim=max(MIN_DOT_ROWS, next_power_of_2(head_dim)),
         soft_cap=soft_cap,
         window=window,
         split_weight=config.split_weight,
-        least_splits=alone if config.fills_alone else 0,
-        use_tma=_can_use_tma(kv_cache, config),
+        least_splits=cdiv(multiprocessors, num_kv_heads) if config.fills_alone else 0,
+        use_tma=use_tma,
         tile_tokens=config.tile_tokens,
     )
 
