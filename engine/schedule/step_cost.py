@@ -29,8 +29,8 @@ DECAY_AT_A_SURPRISE = 0.6
 AT_FLOOR = 1.25  # times the floor: steps up to there may have waited for their launches
 FLOOR_GROWTH = 1.01  # by a step that only its launches bind: the floor is the shortest of the last
 OUTLIER = 4.0  # times the prediction, plus the longest step: longer times are cut to this
-NUM_OBSERVED = 64  # first steps that are all observed
-DECODES_OBSERVED_EVERY = 8  # after these: steps without prompts are many and alike
+NUM_OBSERVED = 64  # first steps without prompts, that are all observed
+DECODES_OBSERVED_EVERY = 8  # after these: they are many and alike
 # Features are counted in these, so that all are of the same magnitude.
 DECODES, DECODE_CONTEXT, TOKENS, TOKEN_CONTEXT = 64, 65_536, 512, 2**20
 
@@ -124,7 +124,7 @@ class StepCost:
         self.hidden_share = 0.0  # of the smaller part of a step with both, from 0 to 1
         # A step with so many kept the limit; up to twice that is tried.
         self._num_proven_tokens = FIRST_TOKENS // 2
-        self._num_steps = 0
+        self._num_decode_steps = 0
 
     @classmethod
     def known(cls, costs: StepCosts) -> "StepCost":
@@ -151,11 +151,11 @@ class StepCost:
 
     def observe(self, chunks: "list[Chunk]", seconds: float) -> None:
         """Learn that a step of `chunks` took the device `seconds`."""
-        self._num_steps += 1
         _, start, end, _ = chunks[-1]
-        is_one_of_many = self._num_steps > NUM_OBSERVED and self._num_steps % DECODES_OBSERVED_EVERY
-        if end - start == 1 and is_one_of_many:
-            return
+        if end - start == 1:
+            self._num_decode_steps = number = self._num_decode_steps + 1
+            if number > NUM_OBSERVED and number % DECODES_OBSERVED_EVERY:
+                return
         work = work_of(chunks)
         if work.num_prompt_tokens == 0:
             self._decodes.observe(work.decode_features(), seconds)

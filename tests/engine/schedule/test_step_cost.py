@@ -283,3 +283,11 @@ def test_prompts_are_learned_right_beside_decodes_of_a_device_that_hides_a_share
     assert cost.prompt_s[1] == pytest.approx(4e-5, rel=0.1)
     assert max(took) <= LIMIT_S
     assert statistics.fmean(took[1:]) == pytest.approx(0.9 * LIMIT_S, rel=0.1)
+
+
+def test_decodes_are_learned_after_many_steps_of_prompts() -> None:
+    cost, seconds = StepCost(LIMIT_S), device()
+    for _ in range(200):
+        cost.observe([prompt(0, 16)], seconds([prompt(0, 16)]))
+    cost.observe(decodes(1), 5e-3)
+    assert any(cost.decode_s)
