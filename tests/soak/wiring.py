@@ -11,11 +11,12 @@ def listen_behind_proxy(port: int, advertised: str) -> None:
     """The worker listens on `port`, and everybody is told to come to `advertised`."""
     start = RequestServer.start
 
-    async def start_here(self: RequestServer, _port: int = 0) -> None:
-        await start(self, port)
+    async def start_here(self: RequestServer) -> None:
+        self._config = self._config.model_copy(update={"port": port})
+        await start(self)
         self.address = advertised
 
-    RequestServer.start = start_here  # type: ignore[assignment, method-assign]
+    RequestServer.start = start_here  # type: ignore[method-assign]
 
 
 def dial_through(links: Path) -> None:
