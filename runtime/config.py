@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from tandem.runtime.own_address import own_address
-from tandem.runtime.port_range import ports_of
+from tandem.runtime.port_range import checked_range, ports_of
 from tandem.runtime.services_file import read_services
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -131,12 +131,7 @@ class RuntimeConfig(BaseModel):
         except ValueError:
             return self
 
-    @field_validator("port_range")
-    @classmethod
-    def _is_a_range(cls, text: str | None) -> str | None:
-        if text is not None:
-            ports_of(text)
-        return text
+    _is_a_range = field_validator("port_range")(checked_range)
 
     @field_validator("services_file")
     @classmethod

@@ -11,3 +11,10 @@ def ports_of(text: str) -> range:
     if not 0 < int(first) <= int(last) <= MAX_PORT:
         raise ValueError(f"must be within 1-{MAX_PORT}, the lower port first")
     return range(int(first), int(last) + 1)
+
+
+def checked_range(text: str | None) -> str | None:
+    """Return `text`, a setting that may be left out. Raise ValueError as above."""
+    if text is not None:
+        ports_of(text)
+    return text

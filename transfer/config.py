@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from tandem.runtime.port_range import ports_of
+from tandem.runtime.port_range import checked_range
 
 Backend = Literal["nixl", "ucx", "loopback"]
 
@@ -71,12 +71,7 @@ class TransferConfig(BaseModel):
         description="time an excluded prefill worker gets no work from this decode worker (s)",
     )
 
-    @field_validator("port_range")
-    @classmethod
-    def _is_a_range(cls, text: str | None) -> str | None:
-        if text is not None:
-            ports_of(text)
-        return text
+    _is_a_range = field_validator("port_range")(checked_range)
 
     @model_validator(mode="after")
     def _check_quarantine(self) -> Self:
