@@ -355,6 +355,17 @@ def _by_prediction(
     )
 
 
+def may_wait_s(targets: DisaggConfig | Decision, waited_s: float) -> float:
+    """Return the seconds that a computed first token may wait for its K/V, after `waited_s`.
+
+    With both targets it leaves as its answer goes on, so that the second token comes in time too;
+    without one of them at once.
+    """
+    if targets.ttft_target_ms is None or targets.itl_target_ms is None:
+        return 0.0
+    return max(0.0, SURE_SHARE * targets.ttft_target_ms / 1e3 - waited_s)
+
+
 def num_missed(
     targets: DisaggConfig | Decision, prediction: Prediction, ttft_share: float = 1.0
 ) -> int:

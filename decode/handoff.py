@@ -4,11 +4,12 @@ Runs on the event loop. Commands for the engine are posted in order, so everythi
 decides about its blocks happens before anything that follows from the decision.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tandem.decode.admission import given_up
+from tandem.decode.admission import given_up, may_wait_s
 from tandem.decode.metrics import DecodeMetrics
 from tandem.decode.requests import ActiveRequest
 from tandem.decode.transfer_cost import TransferCost
@@ -57,6 +58,7 @@ class RemotePrefill(HandoffReceiver):
         self.num_unclaimed_tokens = num_uncached_tokens  # 0 once claimed
         self.num_ways_given = 0  # to other tickets, as its target of the first token is lost
         self._first_was_sent = False
+        self._held: asyncio.TimerHandle | None = None  # a first token that waits for its KV
 
     def first_token(self, first: FirstToken) -> None:
         """Handle the prompt's first token, which may come before its KV."""
@@ -64,7 +66,7 @@ class RemotePrefill(HandoffReceiver):
         if self.machine.first is first:
             self._tools.group.expect(0)
             self.active.timeline.merge(first.timeline_ms, "claimed")
-            self._send_first(first)
+            self._hold(first)
         self.run(actions)
 
     def settled(self, settled: Settled) -> None:
@@ -92,20 +94,33 @@ class RemotePrefill(HandoffReceiver):
 
     # ---- outcomes: the client gets each token once, wherever its prompt was computed ----------
 
-    def _send_first(self, first: FirstToken) -> None:
-        """Send the first token before its KV has landed, unless it is no part of the answer."""
+    def _hold(self, first: FirstToken) -> None:
+        """Send the first token, now or when its answer goes on, unless it is no part of it."""
         active = self.active
-        if (
-            active.seq.finish_reason_after(first.token_id) == "stop"
-            or not active.seq.stop.max_tokens
-        ):
+        finish_reason = active.seq.finish_reason_after(first.token_id)
+        if finish_reason == "stop" or not active.seq.stop.max_tokens:
             return
+        assert active.decision is not None
+        wait_s = may_wait_s(active.decision, active.timeline.elapsed_s())
+        if wait_s > 0 and finish_reason is None and not active.request.num_generated:
+            self._held = self._aio.call_later(wait_s, self._send_first, first)
+        else:
+            self._send_first(first)
+
+    def _release_held(self) -> None:
+        """Leave a first token that still waits to the engine's output."""
+        if self._held is not None:
+            self._held.cancel()
+
+    def _send_first(self, first: FirstToken) -> None:
+        active = self.active
         self._first_was_sent = True
         logprobs = None if first.logprobs is None else [first.logprobs]
         active.send([first.token_id], logprobs)
 
     def on_admitted(self, first: FirstToken | None) -> None:
         assert first is not None, "the machine awaits the first token"
+        self._release_held()
         self._tools.transfer_cost.observe(self.num_uncached_tokens, self.active.timeline.ms())
         self._tools.metrics.handoff_admitted()
         self.active.span.end_handoff()
@@ -115,6 +130,7 @@ class RemotePrefill(HandoffReceiver):
 
     def on_given_up(self, cause: CloseCause, detail: str, *, quarantined: bool) -> None:
         """Compute the prompt here; a first token that the client has is kept."""
+        self._release_held()
         active, first, request_id = self.active, self.machine.first, self.request_id
         logger.warning("request %s: prefilled locally (%s): %s", request_id, cause, detail)
         self._tools.metrics.handoff_closed(cause)
@@ -129,6 +145,7 @@ class RemotePrefill(HandoffReceiver):
         )
 
     def on_cancelled(self, *, quarantined: bool) -> None:
+        self._release_held()
         request_id = self.request_id
         self._tools.metrics.handoff_closed(CloseCause.CANCELLED)
         self._tools.loop.post(lambda engine: engine.abort(request_id, quarantined=quarantined))

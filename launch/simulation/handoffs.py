@@ -15,6 +15,7 @@ from tandem.decode.admission import (
     gives_way,
     is_still_remote,
     leaves_tickets,
+    may_wait_s,
 )
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.launch.simulation.clock import VirtualClock
@@ -43,6 +44,7 @@ class Ticket:
     worker: VirtualWorker | None = None  # that claimed it
     prompt: PlannedSequence | None = None  # at that worker
     computed_s: float | None = None
+    first_was_sent: bool = False
     num_ways_given: int = 0  # to other tickets, as its target of the first token is lost
     has_ended: bool = False
 
@@ -261,10 +263,27 @@ class Handoffs:
         if ticket is None:
             return False
         ticket.computed_s = self._clock.now_s
-        ticket.seq.record.output_times_s.append(ticket.computed_s)
+        record = ticket.seq.record
+        wait_s = may_wait_s(self._config, ticket.computed_s - record.scheduled_s)
+        if record.output_times_s or ticket.request.num_answer_tokens == 1:
+            wait_s = 0.0
+        if wait_s > 0:
+            self._clock.after(wait_s, partial(self._send_held, ticket))
+        else:
+            self._send_first(ticket)
         landed_s = self._time.landed_s(prompt.steps, ticket.seq.num_cached_tokens)
         self._clock.at(landed_s, partial(self._landed, ticket))
         return True
+
+    def _send_held(self, ticket: Ticket) -> None:
+        if not ticket.has_ended:
+            self._send_first(ticket)
+
+    def _send_first(self, ticket: Ticket) -> None:
+        """Send the first token of a remote prefill, once."""
+        if not ticket.first_was_sent:
+            ticket.first_was_sent = True
+            ticket.seq.record.output_times_s.append(self._clock.now_s)
 
     def _landed(self, ticket: Ticket) -> None:
         if ticket.has_ended:
@@ -279,15 +298,17 @@ class Handoffs:
         stages_ms = {stage: at_s * 1e3 for stage, at_s in marks_s.items()}
         ticket.home.transfer.observe(ticket.num_uncached, stages_ms)
         self._end_job(ticket)
-        ticket.home.post(partial(self._admit, ticket.home, ticket.seq))
+        ticket.home.post(partial(self._admit, ticket))
 
     def _requeue(self, home: VirtualWorker, seq: PlannedSequence) -> None:
         if seq.request_id in home.scheduler.remote:  # else another worker resumed it meanwhile
             home.scheduler.requeue(seq, quarantined=False)
 
-    def _admit(self, home: VirtualWorker, seq: PlannedSequence) -> None:
+    def _admit(self, ticket: Ticket) -> None:
+        home, seq = ticket.home, ticket.seq
         if seq.request_id not in home.scheduler.remote:
             return  # another worker resumed it meanwhile
+        self._send_first(ticket)
         home.scheduler.admit(seq)
         seq.token_ids.append(TOKEN)
         if seq.num_tokens >= seq.max_num_tokens:

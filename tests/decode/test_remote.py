@@ -10,13 +10,62 @@ import pytest
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.wire.handoff_messages import ClaimRefused
-from tandem.runtime.wire.messages import SamplingParams, StopConditions, encode
+from tandem.runtime.wire.messages import SamplingParams, StopConditions, Targets, encode
 from tests.decode.prefill_peer import PROMPT, Stage, Work, count, fresh_prompt
 from tests.handoff_peer import BLOCK_SIZE, TRANSFER
 from tests.services import eventually
 
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, presence_penalty=0.5, seed=7)
 WITH_LOGPROBS = msgspec.structs.replace(SAMPLED, logprobs=2)
+
+
+# ---- a first token before its KV ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outcome", ["delivered", "given up"])
+async def test_with_both_targets_a_first_token_comes_as_its_answer_goes_on(
+    stage: Stage, outcome: str
+) -> None:
+    targets = Targets(ttft_ms=600_000, itl_ms=50)
+    answer, work = await stage.handoff(PROMPT, sampling=WITH_LOGPROBS, targets=targets)
+    if outcome == "delivered":
+        await stage.deliver(work)
+    else:
+        await stage.send_first(work)
+        await stage.settle(work, error="the test gave up", num_failed=1)
+    assert await answer.whole() == stage.undisturbed(PROMPT, WITH_LOGPROBS)
+    assert answer.places == ["remote" if outcome == "delivered" else "local"]
+    assert answer.report is not None
+    if outcome == "delivered":
+        assert answer.report.timeline_ms["first_token"] >= answer.report.timeline_ms["verified"]
+    await stage.balanced()
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [None, Targets(ttft_ms=600_000), Targets(itl_ms=50), Targets(ttft_ms=100, itl_ms=50)],
+    ids=["no target", "only TTFT", "only ITL", "TTFT is near"],
+)
+async def test_else_a_first_token_comes_before_its_kv(
+    stage: Stage, targets: Targets | None
+) -> None:
+    answer, work = await stage.handoff(PROMPT, targets=targets)
+    await stage.send_first(work)
+    assert work.first is not None
+    await eventually(lambda: answer.text.token_ids == [work.first.token_id])
+    await stage.deliver(work)
+    assert await answer.whole() == stage.undisturbed(PROMPT)
+    assert answer.places == ["remote"]
+
+
+async def test_an_answer_of_one_token_waits_for_no_kv(stage: Stage) -> None:
+    targets = Targets(ttft_ms=600_000, itl_ms=50)
+    stop = StopConditions(max_tokens=1, ignore_eos=True)
+    answer, work = await stage.handoff(PROMPT, stop=stop, targets=targets)
+    await stage.send_first(work)
+    await eventually(lambda: len(answer.text.token_ids) == 1)
+    await stage.deliver(work)
+    assert await answer.whole() == stage.undisturbed(PROMPT, stop=stop)
 
 
 # ---- what arrives in any order, and often ------------------------------------------------------
