@@ -15,6 +15,7 @@ STEP_TOKENS: dict[DeviceKind, int] = {"gpu": 8192, "cpu": 2048}  # most of one s
 # wait for the end of a step of local prompts.
 DECODE_STEP_TOKENS = 2048
 CHUNK_TOKENS: dict[DeviceKind, int] = {"gpu": 2048, "cpu": 512}  # of prompts, beside decodes
+TILE_TOKENS: dict[DeviceKind, int] = {"gpu": 128, "cpu": 1}  # that a step's products are padded to
 
 
 class EngineConfig(BaseModel):

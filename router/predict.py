@@ -83,7 +83,7 @@ class Pace(Struct, Generic[Real], frozen=True, gc=False):
         """Return the pace of one worker."""
         costs = load.costs
         decode_s = decode_step_s(costs, load.num_decodes, load.decode_context)
-        room = _room(costs, decode_s) if load.num_decodes else costs.max_tokens
+        room = _room(costs, load.num_decodes, decode_s) if load.num_decodes else costs.max_tokens
         waiting_s = load.num_waiting_tokens * costs.prompt_s[1]
         num_steps = math.ceil(load.num_waiting_tokens / room)
         overhead_s = costs.prompt_s[0] + decode_s
@@ -305,9 +305,14 @@ def _planned_s(costs: StepCosts) -> float:
     return max(PLANNED_SHARE * costs.max_step_s, costs.prompt_floor_s)
 
 
-def _room(costs: StepCosts, decode_s: float) -> int:
+def _room(costs: StepCosts, num_decodes: int, decode_s: float) -> int:
     """Return the prompt tokens of a step with decodes that take `decode_s`."""
     per_step_s, per_token_s, _ = costs.prompt_s
     left_s = _planned_s(costs) - decode_s - per_step_s + _hidden_s(costs)
     fitting = left_s / per_token_s if per_token_s > 0 else math.inf
-    return int(min(max(fitting, FLOOR_TOKENS), costs.max_tokens_beside, costs.max_tokens))
+    tile, num_free = costs.tile_tokens, -num_decodes % costs.tile_tokens
+    num_tokens = int(min(max(fitting, FLOOR_TOKENS), costs.max_tokens_beside, costs.max_tokens))
+    if tile > 1:
+        num_tokens -= num_decodes  # whose products share the tiles
+    num_tiles = max((num_tokens - num_free) // tile, -((num_free - FLOOR_TOKENS) // tile), 0)
+    return num_free + num_tiles * tile

@@ -7,7 +7,7 @@ from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from tandem.engine.config import CHUNK_TOKENS, STEP_TOKENS, EngineConfig
+from tandem.engine.config import CHUNK_TOKENS, STEP_TOKENS, TILE_TOKENS, EngineConfig
 from tandem.engine.core.runner import Runner, Step
 from tandem.engine.schedule.block_pool import BlockPool
 from tandem.engine.schedule.outputs import (
@@ -89,7 +89,7 @@ class Engine:
         self.max_model_len = min(longest, fitting)
         self.block_pool = BlockPool(num_blocks, block_size, config.enable_prefix_cache, windows)
         self._longest_step_s = longest_step_s(config, kind)
-        step_cost = StepCost(self._longest_step_s, has_floor=kind == "gpu")
+        step_cost = StepCost(self._longest_step_s, TILE_TOKENS[kind], has_floor=kind == "gpu")
         limited = config.with_step_tokens(STEP_TOKENS[kind], CHUNK_TOKENS[kind])
         self.scheduler = Scheduler(limited, self.block_pool, step_cost)
         self.overlap = kind == "gpu" if config.overlap is None else config.overlap

@@ -30,20 +30,20 @@ def measure_costs(engine: Engine) -> None:
     """
     scheduler, pool = engine.scheduler, engine.block_pool
     before, has_cache = scheduler.step_cost, pool.enable_prefix_cache
-    max_step_s, has_floor = before.max_step_s, before.has_floor
+    max_step_s, tile, has_floor = before.max_step_s, before.tile_tokens, before.has_floor
     pool.enable_prefix_cache = False
     num_fitting = pool.num_blocks // pool.num_groups * pool.block_size // 2
     longest = min(engine.max_model_len - NUM_TOKENS, num_fitting)
     lengths = [length for length in LENGTHS if length <= longest] or [max(1, longest)]
     try:
         _run(engine, lengths[:1])  # not learned from: it loads what later steps find loaded
-        scheduler.step_cost = apart = _MixedApart(max_step_s, has_floor=has_floor)
+        scheduler.step_cost = apart = _MixedApart(max_step_s, tile, has_floor=has_floor)
         _measure(engine, lengths)
     finally:
         pool.enable_prefix_cache = has_cache
     costs = apart.as_reported(engine)
     if costs is None:
-        scheduler.step_cost = StepCost(max_step_s, has_floor=has_floor)
+        scheduler.step_cost = StepCost(max_step_s, tile, has_floor=has_floor)
     else:
         scheduler.step_cost = StepCost.known(costs)
         scheduler.step_cost.is_guessed = apart.is_guessed
@@ -52,8 +52,8 @@ def measure_costs(engine: Engine) -> None:
 class _MixedApart(StepCost):
     """Learns from steps of prompts and from steps of decodes; keeps those of both apart."""
 
-    def __init__(self, max_step_s: float, *, has_floor: bool) -> None:
-        super().__init__(max_step_s, has_floor=has_floor)
+    def __init__(self, max_step_s: float, tile_tokens: int, *, has_floor: bool) -> None:
+        super().__init__(max_step_s, tile_tokens, has_floor=has_floor)
         self._mixed: list[tuple[StepWork, float]] = []
 
     def observe(self, chunks: list[Chunk], seconds: float) -> None:
@@ -68,7 +68,7 @@ class _MixedApart(StepCost):
         constant_s = self._decodes.weights[0]
         shares = []
         for work, seconds in self._mixed:
-            prompts_s = self._prompts.predict(work.prompt_features())
+            prompts_s = self._prompts_s(work)
             smaller_s = min(constant_s, prompts_s)
             if smaller_s > 0 and seconds > AT_FLOOR * self.floor_s:
                 hidden_s = self._decoding_s(work) + prompts_s - seconds

@@ -147,4 +147,5 @@ def _step_costs(scheduler: Scheduler) -> StepCosts | None:
         cost.ttft_target_s,
         cost.hidden_share,
         cost.floor_s,
+        cost.tile_tokens,
     )

@@ -56,8 +56,22 @@ class StepWork:
     def decode_features(self) -> list[float]:
         return [1.0, self.num_decodes / DECODES, self.decode_context / DECODE_CONTEXT]
 
-    def prompt_features(self) -> list[float]:
-        return [1.0, self.num_prompt_tokens / TOKENS, self.prompt_context / TOKEN_CONTEXT]
+    def num_free(self, tile_tokens: int) -> int:
+        """Return how many prompt tokens more the products of a step take at no cost."""
+        return -(self.num_decodes + self.num_prompt_tokens) % tile_tokens
+
+    def num_multiplied(self, tile_tokens: int) -> int:
+        """Return the tokens that prompts have products computed for.
+
+        Those of decodes share their tiles; without tiles each decode has a cost of its own.
+        """
+        if tile_tokens == 1:
+            return self.num_prompt_tokens
+        return self.num_decodes + self.num_prompt_tokens + self.num_free(tile_tokens)
+
+    def prompt_features(self, tile_tokens: int) -> list[float]:
+        num_multiplied = self.num_multiplied(tile_tokens)
+        return [1.0, num_multiplied / TOKENS, self.prompt_context / TOKEN_CONTEXT]
 
 
 def work_of(chunks: "list[Chunk]") -> StepWork:
@@ -112,8 +126,9 @@ class LinearCost:
 class StepCost:
     """The number of prompt tokens that fit into a step with decodes of at most `max_step_s`."""
 
-    def __init__(self, max_step_s: float, *, has_floor: bool = False) -> None:
+    def __init__(self, max_step_s: float, tile_tokens: int = 1, *, has_floor: bool = False) -> None:
         self.max_step_s = max_step_s
+        self.tile_tokens = tile_tokens
         self.has_floor = has_floor
         self.floor_s = 0.0  # of a step with prompts; 0: not known, or there is none
         self.is_guessed = has_floor  # no prompt's step was longer than the floor so far
@@ -129,7 +144,7 @@ class StepCost:
     @classmethod
     def known(cls, costs: StepCosts) -> "StepCost":
         """Return a cost that begins with those that a worker reported."""
-        cost = cls(costs.max_step_s)
+        cost = cls(costs.max_step_s, costs.tile_tokens)
         per_step, per_decode, per_context = costs.decode_s
         cost._decodes.begin_with([per_step, per_decode * DECODES, per_context * DECODE_CONTEXT])
         per_step, per_token, per_context = costs.prompt_s
@@ -167,15 +182,16 @@ class StepCost:
             fitting = work.num_prompt_tokens * SAFETY * self.max_step_s / seconds
             self._num_proven_tokens = max(FLOOR_TOKENS // 2, int(fitting / 2))
         prompts_s = max(0.0, seconds - self._decoding_s(work) + self._hidden_s(work))
-        if is_at_floor and 0 < self._prompts.predict(work.prompt_features()) <= prompts_s:
+        if is_at_floor and 0 < self._prompts_s(work) <= prompts_s:
             return
         if self.is_guessed:
             self._prompts = LinearCost(3, self.max_step_s)
             if is_at_floor:  # a token takes no more than this
-                self._prompts.begin_with([0.0, prompts_s * TOKENS / work.num_prompt_tokens, 0.0])
+                num_multiplied = work.num_multiplied(self.tile_tokens)
+                self._prompts.begin_with([0.0, prompts_s * TOKENS / num_multiplied, 0.0])
                 return
             self.is_guessed = False
-        self._prompts.observe(work.prompt_features(), prompts_s)
+        self._prompts.observe(work.prompt_features(self.tile_tokens), prompts_s)
 
     def _is_at_floor(self, seconds: float, work: StepWork) -> bool:
         """Return whether a step with prompts was as short as its launches; learn the floor."""
@@ -189,20 +205,19 @@ class StepCost:
 
     def _predicted_s(self, work: StepWork) -> float:
         """Return the seconds of a step with prompts, were there no launches to wait for."""
-        prompts_s = self._prompts.predict(work.prompt_features())
-        return self._decoding_s(work) + prompts_s - self._hidden_s(work)
+        return self._decoding_s(work) + self._prompts_s(work) - self._hidden_s(work)
 
     def _hidden_s(self, work: StepWork) -> float:
         """Return the seconds of a step with decodes and prompts that neither adds to the other."""
         if not work.num_decodes or not self.hidden_share:
             return 0.0
-        prompts_s = self._prompts.predict(work.prompt_features())
-        return self.hidden_share * min(self._decodes.weights[0], prompts_s)
+        return self.hidden_share * min(self._decodes.weights[0], self._prompts_s(work))
 
     def room(self, work: StepWork, start: int) -> int:
         """Return how many tokens from position `start` a step with `work` can take, 0 or more.
 
-        The first prompt of a step gets FLOOR_TOKENS even where there is no room.
+        The first prompt of a step gets FLOOR_TOKENS even where there is no room. All tokens of the
+        step are a multiple of its tile, which costs no more.
         """
         constant, per_token, per_context = self._prompts.weights
         left_s = max(SAFETY * self.max_step_s, self.floor_s) - self._decoding_s(work) - constant
@@ -210,9 +225,13 @@ class StepCost:
         per_token, per_context = per_token / TOKENS, per_context / TOKEN_CONTEXT
         left_s -= work.num_prompt_tokens * per_token + work.prompt_context * per_context
         num_tokens = _largest(per_context / 2, per_token + start * per_context, left_s)
+        if self.tile_tokens > 1:
+            num_tokens -= work.num_decodes
         num_tokens = min(num_tokens, 2 * self._num_proven_tokens - work.num_prompt_tokens)
-        floor = 0 if work.num_prompt_tokens else FLOOR_TOKENS
-        return max(num_tokens, floor)
+        least = 0 if work.num_prompt_tokens else FLOOR_TOKENS
+        tile, num_free = self.tile_tokens, work.num_free(self.tile_tokens)
+        num_tiles = max((num_tokens - num_free) // tile, -((num_free - least) // tile), 0)
+        return num_free + num_tiles * tile
 
     @property
     def decode_s(self) -> tuple[float, float, float]:
@@ -225,6 +244,9 @@ class StepCost:
         """Seconds of a step with prompts, per token, and per token and position."""
         constant, per_token, per_context = self._prompts.weights
         return constant, per_token / TOKENS, per_context / TOKEN_CONTEXT
+
+    def _prompts_s(self, work: StepWork) -> float:
+        return self._prompts.predict(work.prompt_features(self.tile_tokens))
 
     def _decoding_s(self, work: StepWork) -> float:
         return self._decodes.predict(work.decode_features()) if work.num_decodes else 0.0

@@ -1,7 +1,13 @@
 """The figures of a simulated worker whose steps take the time of an emulated device."""
 
 from tandem.emulation.profile import Profile
-from tandem.engine.config import CHUNK_TOKENS, DECODE_STEP_TOKENS, STEP_TOKENS, EngineConfig
+from tandem.engine.config import (
+    CHUNK_TOKENS,
+    DECODE_STEP_TOKENS,
+    STEP_TOKENS,
+    TILE_TOKENS,
+    EngineConfig,
+)
 from tandem.engine.schedule.step_cost import longest_step_s
 from tandem.launch.simulation.worker import HandoffTime, WorkerFigures
 from tandem.runtime.wire.cluster_messages import StepCosts
@@ -24,6 +30,7 @@ def figures_of_profile(profile: Profile) -> WorkerFigures:
         max_tokens_beside=CHUNK_TOKENS["gpu"],
         hidden_share=0.0 if profile.is_additive else 1.0,
         prompt_floor_s=profile.step_s + profile.weights_s,
+        tile_tokens=TILE_TOKENS["gpu"],
     )
     num_blocks = profile.kv_tokens // BLOCK_SIZE
     return WorkerFigures(

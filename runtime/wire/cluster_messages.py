@@ -139,6 +139,9 @@ class StepCosts(Message, frozen=True, tag=False):
     # Of the smaller of the decodes' constant and the prompts' cost, in a step with both.
     hidden_share: Share = 0.0
     prompt_floor_s: Seconds = 0.0  # that a step with prompts takes, however few; 0: none is known
+    tile_tokens: _Tokens = (
+        1  # the tokens of a step with prompts cost as many as a multiple of these
+    )
 
 
 class LoadReport(Message, frozen=True):

@@ -36,6 +36,16 @@ def test_beside_decodes_a_step_holds_what_its_time_allows() -> None:
     assert found.step_s == pytest.approx(0.1)
 
 
+def test_a_step_holds_whole_tiles() -> None:
+    tiled = replace(COSTS, tile_tokens=32)
+    # 70 tokens fit, 59 of which fill two tiles with the 5 decodes
+    found = predict(PlaceLoad(tiled, num_decodes=5), 118)
+    assert found.first_token_s == pytest.approx(0.118 + 2 * 0.02)
+    # 200 answers, in whose last tile is room for 24 tokens
+    slow = predict(PlaceLoad(tiled, num_decodes=200), 48)
+    assert slow.compute_s == pytest.approx(0.048 + 2 * (0.005 + 0.21))
+
+
 def test_prompts_that_came_first_are_computed_first() -> None:
     found = predict(PlaceLoad(COSTS, num_waiting_tokens=400), 100)
     assert found.wait_s == pytest.approx(0.405)

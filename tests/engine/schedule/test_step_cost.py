@@ -285,6 +285,48 @@ def test_prompts_are_learned_right_beside_decodes_of_a_device_that_hides_a_share
     assert statistics.fmean(took[1:]) == pytest.approx(0.9 * LIMIT_S, rel=0.1)
 
 
+def tiled(chunks: list[Chunk]) -> float:
+    """A device that multiplies tiles of 128 tokens, and reads its weights meanwhile."""
+    work = work_of(chunks)
+    num_tokens = -(-(work.num_decodes + work.num_prompt_tokens) // 128) * 128
+    products_s = num_tokens * 2e-5 if work.num_prompt_tokens else 0.0
+    return 1e-3 + max(6e-3, products_s) + work.num_decodes * 2e-5
+
+
+def steps_beside(cost: StepCost, num_decodes: int) -> tuple[list[int], list[float]]:
+    """The prompt tokens and the seconds of the last steps of a long prompt."""
+    alone, start = decodes(num_decodes), 0
+    counts, took = [], []
+    for _ in range(200):
+        counts.append(cost.room(work_of(alone), start))
+        chunks = [*alone, prompt(start, counts[-1])]
+        took.append(tiled(chunks))
+        cost.observe(chunks, took[-1])
+        start = chunks[-1].end
+    return counts[100:], took[100:]
+
+
+@pytest.mark.parametrize("num_decodes", [1, 45, 120, 128, 200])
+def test_a_step_fills_the_tiles_that_it_pays_for(num_decodes: int) -> None:
+    costs = StepCosts((7e-3, 2e-5, 0.0), (1e-3, 2e-5, 0.0), 0.012, 8192, 2048, hidden_share=1.0)
+    aware = StepCost.known(msgspec.structs.replace(costs, tile_tokens=128))
+    counts, took = steps_beside(aware, num_decodes)
+    assert {(num_decodes + count) % 128 for count in counts} == {0}
+    assert sum(seconds > 0.012 for seconds in took) <= 5  # a tile more is tried now and then
+    fitting = int((0.9 * 0.012 - 1e-3 - num_decodes * 2e-5) / 2e-5) // 128 * 128 - num_decodes
+    assert statistics.fmean(counts) == pytest.approx(fitting, rel=0.05)
+
+
+def test_a_full_tile_is_no_longer_filled_by_a_few_tokens() -> None:
+    cost = StepCost(LIMIT_S, 128)
+    slow = decodes(125)
+    for _ in range(50):
+        cost.observe(slow, 2 * LIMIT_S)
+    assert cost.room(work_of(slow), 0) == 3 + 128  # the least that is more than FLOOR_TOKENS
+    assert cost.room(work_of([*slow, prompt(0, 100)]), 0) == 31
+    assert cost.room(work_of([*slow, prompt(0, 131)]), 0) == 0
+
+
 def test_decodes_are_learned_after_many_steps_of_prompts() -> None:
     cost, seconds = StepCost(LIMIT_S), device()
     for _ in range(200):
