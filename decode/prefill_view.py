@@ -7,7 +7,6 @@ from collections.abc import Mapping, Set
 from msgspec.structs import replace
 
 from tandem.decode.admission import PrefillSide, leaves_tickets
-from tandem.decode.handoffs import RemotePrefills
 from tandem.decode.metrics import DecodeMetrics
 from tandem.decode.transfer_cost import TransferCost
 from tandem.engine.core.engine import Engine
@@ -18,6 +17,7 @@ from tandem.router.predict import PlaceLoad
 from tandem.runtime.errors import ProtocolError, ServiceError
 from tandem.runtime.wire.cluster_messages import Instance, LoadReport
 from tandem.runtime.wire.decoding import RefusalLog, decoder
+from tandem.transfer.peers import PeerHealth
 from tandem.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -34,24 +34,32 @@ class PrefillView:
     def __init__(
         self,
         worker: Worker,
-        remote: RemotePrefills,
+        health: PeerHealth,
         instances: Mapping[str, Instance],  # prefill workers, by instance id
-        transfer: TransferCost,
         metrics: DecodeMetrics,
     ) -> None:
+        group = worker.group
+        self.transfer_cost = TransferCost(group.layout.token_bytes * group.byte_scale)
         self._me, self._deployment = worker.node.instance_id, worker.deployment
-        self._queue, self._remote, self._instances = worker.queue, remote, instances
+        self._queue, self._health, self._instances = worker.queue, health, instances
         self._metrics = metrics
-        self._side = PrefillSide(transfer=transfer)
+        self._side = PrefillSide(transfer=self.transfer_cost)
         self._loads: dict[str, tuple[float, LoadReport]] = {}  # by instance, when they came
         self.queue_depth = NO_JOBS
         self.num_reserved = 0  # all handoffs so far; counted on the engine thread
         self._num_reserved_tokens = 0  # of these
+        self.num_taken = 0  # those that were claimed or given up; counted on the event loop
+        self._num_taken_tokens = 0  # of these
 
     def reserved(self, num_tokens: int) -> None:
         """Count a handoff of so many tokens to compute."""
         self.num_reserved += 1
         self._num_reserved_tokens += num_tokens
+
+    def taken(self, num_tokens: int) -> None:
+        """Count the first claim of a handoff, or its end without one."""
+        self.num_taken += 1
+        self._num_taken_tokens += num_tokens
 
     def side(
         self, engine: Engine, seq: Sequence, longest_silence_s: float = REPORT_LIFETIME_S
@@ -60,13 +68,13 @@ class PrefillView:
 
         Loads that were reported longer ago than `longest_silence_s` are left out.
         """
-        side, remote, depth = self._side, self._remote, self.queue_depth
+        side, depth = self._side, self.queue_depth
         helpers = self._helpers(seq.num_tokens)
         side.num_instances = len(helpers)
         side.queue_connected = self._queue.connected
         # Counted here, not at the queue: a burst is decided before its first ticket is published.
-        side.num_queued_jobs = max(depth.num_jobs, self.num_reserved - remote.num_taken)
-        num_unclaimed_tokens = self._num_reserved_tokens - remote.num_taken_tokens
+        side.num_queued_jobs = max(depth.num_jobs, self.num_reserved - self.num_taken)
+        num_unclaimed_tokens = self._num_reserved_tokens - self._num_taken_tokens
         side.num_ticket_tokens = max(depth.num_tokens, num_unclaimed_tokens)
         side.here = _place_here(engine.backlog())
         side.others = self._other_places(helpers, longest_silence_s, side.here)
@@ -82,7 +90,7 @@ class PrefillView:
         """Return the other workers that take this one's tickets of prompts of `num_tokens`."""
         if not self._instances:
             return set()
-        excluded = {self._me, *self._remote.excluded()}
+        excluded = {self._me, *self._health.excluded(time.perf_counter())}
         return {
             each.instance_id
             for each in list(self._instances.values())

@@ -8,14 +8,11 @@ import random
 from tandem.decode.admission import (
     PrefillSide,
     decide,
-    gives_way,
-    is_still_remote,
     with_targets,
     without_room,
 )
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.decode.explanations import Explanations
-from tandem.decode.handoff import RemotePrefill
 from tandem.decode.handoffs import RemotePrefills
 from tandem.decode.kv_events import KvEventPublisher
 from tandem.decode.metrics import DecodeMetrics
@@ -23,7 +20,6 @@ from tandem.decode.model_card import model_card
 from tandem.decode.prefill_view import PrefillView
 from tandem.decode.requests import ActiveRequest
 from tandem.decode.thresholds import LiveThresholds
-from tandem.decode.transfer_cost import TransferCost
 from tandem.engine.core.engine import Engine
 from tandem.engine.schedule.outputs import LoadStats, SequenceOutput
 from tandem.router.predict import shared_step_s
@@ -50,6 +46,7 @@ from tandem.runtime.tasks import ends_within, keep_running
 from tandem.runtime.wire.cluster_messages import RoleName
 from tandem.runtime.wire.explain_messages import EXPLAIN_ENDPOINT
 from tandem.runtime.wire.messages import ModelFiles, encode
+from tandem.transfer.handoff.server import HandoffServer
 from tandem.worker.role import Details
 from tandem.worker.worker import Worker
 
@@ -63,6 +60,7 @@ class DecodeRole:
     """Generates tokens for frontends, and decides for each prompt where it is computed."""
 
     name: RoleName = "decode"
+    tickets: RemotePrefills
 
     def __init__(self, worker: Worker, disagg: DisaggConfig, model_files: ModelFiles) -> None:
         self._worker = worker
@@ -74,9 +72,6 @@ class DecodeRole:
         self.node, self.queue = worker.node, worker.queue
         self.endpoint = EndpointAddress(self._namespace, "decode", "generate")
         self.metrics = DecodeMetrics(self._model_name)
-        self._transfer_cost = TransferCost(
-            worker.group.layout.token_bytes * worker.group.byte_scale
-        )
         self.active: dict[str, ActiveRequest] = {}
         self._explanations = Explanations(self.node.instance_id, self.active)
         self._unplaced: dict[str, int] = {}  # tokens of those whose prompt has no place yet
@@ -152,34 +147,18 @@ class DecodeRole:
 
     async def _start_remote(self, stack: contextlib.AsyncExitStack) -> None:
         worker = self._worker
-        self.remote = RemotePrefills(
-            node=self.node,
-            publish=self.queue.publish,
-            group=worker.group,
-            loop=self.loop,
-            thresholds=lambda: self.thresholds.current,
-            transfer=worker.settings.transfer,
-            prefill_instances=self._prefill_instances.items,
-            metrics=self.metrics,
-            transfer_cost=self._transfer_cost,
-            vocab_size=self.engine.runner.model_config.vocab_size,
-            own_prompts=worker.own_prompts,
-            is_still_remote=self._is_still_remote,
-            gives_way=self._gives_way,
+        instances, transfer = self._prefill_instances.items, worker.settings.transfer
+        self.handoffs = HandoffServer(
+            self.node, worker.group, transfer, instances, self.queue.publish
         )
-        self.prefill_view = PrefillView(
-            worker, self.remote, self._prefill_instances.items, self._transfer_cost, self.metrics
-        )
+        view = PrefillView(worker, self.handoffs.health, instances, self.metrics)
+        self.prefill_view = view
+        self.tickets = RemotePrefills(worker, self.handoffs, view, self.thresholds, self.metrics)
         stack.push_async_callback(
-            await self.node.events.subscribe(
-                load_subject(self._namespace), self.prefill_view.on_load
-            )
+            await self.node.events.subscribe(load_subject(self._namespace), view.on_load)
         )
-        worker.take_back = self.remote.take_back
-        worker.leaves_tickets = self.prefill_view.leaves_tickets
-        stack.push_async_callback(self.remote.close)
-        self.remote.register(self.node.server)
-        worker.on_notification = self.remote.on_notification
+        stack.push_async_callback(self.handoffs.close)
+        self.tickets.register(self.node.server)
         # Not by `node`, which withdraws its keys at once: a draining worker is still written to.
         metadata = worker.group.metadata(
             self.node.server.address, self._model_name, worker.deployment
@@ -253,36 +232,13 @@ class DecodeRole:
                 if reservation is not None:
                     active.place(decision)
                     self.prefill_view.reserved(num_uncached)
-                    self._aio.call_soon_threadsafe(self.remote.start, active, reservation)
+                    self._aio.call_soon_threadsafe(self.tickets.start, active, reservation)
                     return
                 decision = without_room(decision, engine.scheduler.has_row)
             active.place(decision, self._shared_s(side, num_uncached))
             engine.add(seq)
         except TandemError as error:
             self._aio.call_soon_threadsafe(active.fail, error)
-
-    def _is_still_remote(self, engine: Engine, remote: RemotePrefill) -> bool:
-        """Return True if a ticket should go on waiting. On the engine thread.
-
-        It waits for no worker that has been silent for as long as `claim_timeout_ms`.
-        """
-        config = self.thresholds.current
-        return is_still_remote(
-            with_targets(config, remote.active.request.targets),
-            remote.num_uncached_tokens,
-            self.prefill_view.side(engine, remote.active.seq, config.claim_timeout_ms / 1e3),
-            num_cached_tokens=remote.active.num_cached_tokens,
-            waited_ms=remote.active.timeline.elapsed_s() * 1e3,
-        )
-
-    def _gives_way(self, remote: RemotePrefill, prefill_instance: str) -> bool:
-        """Return True if other tickets should be computed first, where others wait."""
-        place = self.prefill_view.place_of(prefill_instance)
-        if place is None or self.prefill_view.queue_depth.num_jobs == 0:
-            return False
-        waited_ms = remote.active.timeline.elapsed_s() * 1e3
-        config = with_targets(self.thresholds.current, remote.active.request.targets)
-        return gives_way(config, place, remote.num_uncached_tokens, waited_ms)
 
     def _shared_s(self, side: PrefillSide, num_uncached: int) -> float:
         """Return the seconds by which prompts that are not placed yet lengthen its last step."""
@@ -295,7 +251,7 @@ class DecodeRole:
         """Remove an ended stream from the engine and account for it."""
         request_id = active.request.request_id
         is_whole = not active.done.cancelled() and active.done.exception() is None
-        self.remote.cancel(request_id)
+        self.tickets.cancel(active)
         if not is_whole:
             self.loop.post(lambda engine: engine.abort(request_id))
         self.metrics.finished(active)
@@ -329,10 +285,10 @@ class DecodeRole:
         thresholds = self.thresholds.current.model_dump(exclude_none=True)
         return {f"disagg.{key}": value for key, value in thresholds.items()} | {
             "num_prefill_instances": len(self._prefill_instances.items),
-            "num_open_handoffs": self.remote.num_open,
+            "num_open_handoffs": self.handoffs.num_open,
             "num_queued_jobs": self.prefill_view.queue_depth.num_jobs,
             "num_queued_tokens": self.prefill_view.queue_depth.num_tokens,
-            "excluded": " ".join(self.remote.excluded()),
+            "excluded": " ".join(self.handoffs.excluded()),
             "num_quarantined_blocks": load.num_quarantined_blocks,
             "num_preemptions": load.num_preemptions,
             **{f"prompts.{at}.{cause}": n for (at, cause), n in self.metrics.prompts.items()},
@@ -350,7 +306,7 @@ class DecodeRole:
 
     def _check_handoffs(self, stats: LoadStats, *, is_idle: bool) -> None:
         try:
-            self.remote.check_invariants()
+            self.handoffs.check_invariants()
             assert not is_idle or stats.num_quarantined_blocks == 0, "quarantine without a handoff"
         except AssertionError:
             logger.exception("an invariant of the handoffs is broken")
@@ -359,13 +315,13 @@ class DecodeRole:
         """Record the load, and check the handoffs."""
         before, self._handoffs = (
             self._handoffs,
-            (self.remote.num_open, self.prefill_view.num_reserved),
+            (self.handoffs.num_open, self.prefill_view.num_reserved),
         )
         # None was open when the load was measured, if none is, none was, and none began meanwhile.
-        self._check_handoffs(load, is_idle=self._handoffs == before and self.remote.num_open == 0)
+        self._check_handoffs(load, is_idle=self._handoffs == before and self.handoffs.num_open == 0)
         self.metrics.loaded(load)
         self.metrics.targets(self.thresholds.current)
-        self.metrics.excluded(len(self.remote.excluded()))
+        self.metrics.excluded(len(self.handoffs.excluded()))
 
     async def _look_around(self) -> None:
         """Keep the view of the queue fresh, and let frontends see that they have all events."""
@@ -378,6 +334,6 @@ class DecodeRole:
 
     def _may_use_queue(self) -> bool:
         """Return True while the depth of the queue decides where a prompt is computed."""
-        if self.remote.num_open or self.prefill_view.queue_depth.num_jobs:
+        if self.handoffs.num_open or self.prefill_view.queue_depth.num_jobs:
             return True
         return bool(self.active) and self.thresholds.current.policy is not Policy.ALWAYS_LOCAL

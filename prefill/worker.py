@@ -38,6 +38,7 @@ class PrefillRole:
     """Pulls tickets, computes their prompts, and writes the KV to decode workers."""
 
     name: RoleName = "prefill"
+    tickets = None
 
     def __init__(self, worker: Worker, config: PrefillConfig) -> None:
         self._worker = worker
@@ -185,8 +186,8 @@ class PrefillRole:
 
     def _leaves_tickets(self) -> bool:
         """Return True while another worker should take tickets, by the load reported last."""
-        load = self._worker.last_load
-        return load is not None and self._worker.leaves_tickets(load)
+        load, owner = self._worker.last_load, self._worker.roles.tickets
+        return owner is not None and load is not None and owner.leaves_tickets(load)
 
     async def _begin(self, job: Job, delivery: Delivery) -> None:
         if self._leaves_tickets():  # answers came while the ticket was on its way
@@ -205,9 +206,10 @@ class PrefillRole:
 
     async def _end_own_ticket(self, delivery: Delivery) -> None:
         """Offer the ticket to others once; when it comes again, its prompt is computed here."""
+        owner = self._worker.roles.tickets
         if delivery.job.num_returns == 0:
             await delivery.give_back()
-        elif self._worker.take_back(delivery.job):
+        elif owner is None or owner.take_back(delivery.job):
             await delivery.ack()
         else:
             await delivery.give_back(GIVE_BACK_DELAY_S)

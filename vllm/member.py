@@ -39,6 +39,7 @@ from tandem.runtime.wire.cluster_messages import (
 from tandem.runtime.wire.messages import encode
 from tandem.transfer.agents.group import TransferGroup
 from tandem.transfer.handoff.sender import SenderTools
+from tandem.transfer.handoff.server import HandoffServer
 from tandem.transfer.network_devices import confine_ucx
 from tandem.transfer.peers import is_stopped
 from tandem.vllm.decode_side import VllmHandoffs
@@ -92,6 +93,7 @@ class Member:
         self._endpoint = EndpointAddress(namespace, "prefill", "prefill")
         self._thresholds: LiveThresholds
         self._prefill_instances: TypedView[Instance]
+        self._server: HandoffServer
         self._handoffs: VllmHandoffs
         self._peers: TypedView[TransferMetadata]  # at a prefill worker, as the next three
         self._tools: JobTools
@@ -114,21 +116,15 @@ class Member:
         await self._queue.start()
         stack.push_async_callback(self._queue.close)
         await self._watch(stack)
-        self._handoffs = VllmHandoffs(
-            node=node,
-            queue=self._queue,
-            group=self._group,
-            pool=self._pool,
-            settings=self._settings,
-            thresholds=self._thresholds,
-            prefill_instances=self._prefill_instances.items,
-            ends=self._ends,
-        )
-        self._handoffs.register(node.server)
+        instances, transfer = self._prefill_instances.items, self._config.transfer
+        publish = None if self._settings.rank else self._queue.publish
+        self._server = server = HandoffServer(node, self._group, transfer, instances, publish)
+        self._handoffs = VllmHandoffs(server, self._pool, self._thresholds, self._ends)
+        server.register(node.server)
         node.server.register("status", self._status)
         stack.push_async_callback(self._group.close)
-        await self._group.start(self._handoffs.on_notification)
-        stack.push_async_callback(self._handoffs.close)
+        await self._group.start(server.on_notification)
+        stack.push_async_callback(server.close)
         if self._settings.offers:
             metadata = self._group.metadata(node.server.address, node.model, node.deployment)
             await register_transfer(node, self._namespace, metadata)
@@ -180,9 +176,9 @@ class Member:
     def _meet(self, instance_id: str, peer: TransferMetadata | None) -> None:
         """Connect to a decode worker before its first ticket comes; a ticket connects again."""
         if peer is None:
-            self._handoffs.spawn(self._group.disconnect(instance_id))
+            self._server.spawn(self._group.disconnect(instance_id))
         elif peer.deployment == self.node.deployment and instance_id != self.node.instance_id:
-            self._handoffs.spawn(self._connect(peer))
+            self._server.spawn(self._connect(peer))
 
     async def _connect(self, peer: TransferMetadata) -> None:
         try:
@@ -204,7 +200,7 @@ class Member:
             self._handoffs.cancel(key)
         for key in orders.begun if self._settings.rank else ():
             ticket = self._prompts.follow(key, self.node.deployment, self._peers.items)
-            self._handoffs.spawn(self._jobs.begin(Job(self._tools, ticket), ticket))
+            self._server.spawn(self._jobs.begin(Job(self._tools, ticket), ticket))
 
     def take_progress(self, orders: Orders, event: "Event | None") -> None:
         """Have the blocks written that a step has completed once `event` has happened."""
@@ -222,13 +218,13 @@ class Member:
             for each in self._prefill_instances.items.values()
             if each.deployment == deployment and each.instance_id != self.node.instance_id
         }
-        num_queued = self._handoffs.num_unclaimed
+        num_queued = self._server.num_unclaimed
         with contextlib.suppress(ServiceError):
             if helpers and self._queue.connected:
                 num_queued = max(num_queued, (await self._queue.depth()).num_jobs)
         self.view = PrefillView(
             thresholds=self._thresholds.current,
-            num_instances=len(helpers.difference(self._handoffs.excluded())),
+            num_instances=len(helpers.difference(self._server.excluded())),
             queue_connected=self._queue.connected,
             num_queued_jobs=num_queued,
         )
@@ -250,7 +246,7 @@ class Member:
         details: dict[str, str | int | float | bool] = {
             "engine": "vllm",
             "num_prefill_workers": self.view.num_instances,
-            "num_open_handoffs": self._handoffs.num_open,
+            "num_open_handoffs": self._server.num_open,
             "num_jobs": len(self._jobs),
             "num_tickets": self._jobs.num_begun,
             "num_queued_jobs": self.view.num_queued_jobs,

@@ -6,8 +6,22 @@ from typing import Protocol
 from tandem.engine.schedule.outputs import LoadStats, SequenceOutput
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.wire.cluster_messages import RoleName
+from tandem.runtime.wire.handoff_messages import PrefillJob
 
 Details = dict[str, str | int | float | bool]
+
+
+class TicketOwner(Protocol):
+    """The owner of the tickets that this worker publishes, and of the blocks that they fill."""
+
+    def on_notification(self, rank: int, data: bytes) -> None:
+        """Handle a message of the transfer plane to one of the own ranks."""
+
+    def leaves_tickets(self, load: LoadStats) -> bool:
+        """Return True if another worker should take the tickets, with this load here."""
+
+    def take_back(self, job: PrefillJob) -> bool:
+        """Compute the prompt of an own ticket here; False where another worker was asked for."""
 
 
 class Role(Protocol):
@@ -15,6 +29,10 @@ class Role(Protocol):
 
     name: RoleName
     endpoint: EndpointAddress
+
+    @property
+    def tickets(self) -> TicketOwner | None:
+        """The owner of the tickets of a role that publishes some, once it has started."""
 
     async def start(self, stack: contextlib.AsyncExitStack) -> None:
         """Prepare to work; the worker's parts are up. `stack` is closed before they are.

@@ -12,7 +12,7 @@ from tandem.runtime.membership.node import Node
 from tandem.runtime.process.lifecycle import Lifecycle, State
 from tandem.runtime.store.discovery import decode_card, models_prefix, readable, register_instance
 from tandem.runtime.wire.cluster_messages import Instance, RoleName, WorkerRole, role_names
-from tandem.worker.role import Details, Role
+from tandem.worker.role import Details, Role, TicketOwner
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +54,17 @@ class Roles:
         """Give the outputs of one step to every role that has begun."""
         for name in self._started:
             self._known[name].on_outputs(outputs)
+
+    @property
+    def tickets(self) -> TicketOwner | None:
+        """The owner of this worker's own tickets, where it has any."""
+        roles = (self._known[name] for name in self._started)
+        return next((role.tickets for role in roles if role.tickets is not None), None)
+
+    def on_notification(self, rank: int, data: bytes) -> None:
+        """Give a message of the transfer plane to the owner of the blocks; drop it without one."""
+        if (tickets := self.tickets) is not None:
+            tickets.on_notification(rank, data)
 
     def loaded(self, load: LoadStats) -> None:
         """Give the engine's load to every role that has begun."""

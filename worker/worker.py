@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -35,7 +34,6 @@ from tandem.runtime.tasks import keep_running
 from tandem.runtime.tracing.trace import TraceFile
 from tandem.runtime.wire.cluster_messages import LoadReport, RoleChange, WorkerRole, WorkerStatus
 from tandem.runtime.wire.decoding import decoder
-from tandem.runtime.wire.handoff_messages import PrefillJob
 from tandem.runtime.wire.messages import Grammar, encode
 from tandem.transfer.agents.group import TransferGroup
 from tandem.transfer.layout import KvLayout
@@ -91,7 +89,6 @@ class Worker:
         confine_ucx(runtime.host, settings.transfer.port_range)
         layout = KvLayout.of(pools[0].tensor, len(pools), pools[0].windows)
         self.group = self._transfer_group(layout)
-        self.on_notification: Callable[[int, bytes], None] = _ignore  # of the group
         self.trace = TraceFile(runtime.trace_file, role, node.instance_id)
         self.weights_digest = weights_fingerprint(
             Path(engine.model), reads_weights=engine.emulate is None
@@ -114,10 +111,6 @@ class Worker:
         self.grammars = None  # an emulated device draws from all tokens: its card says so
         if self._emulated is None:
             self.grammars = _grammar_compiler(self.engine, Path(engine.model))
-        # Takes a ticket of this worker back, to compute its prompt here; False: another must.
-        self.take_back: Callable[[PrefillJob], bool] = lambda job: True
-        # True: another worker should take the tickets, with this load here.
-        self.leaves_tickets: Callable[[LoadStats], bool] = lambda load: False
         self.last_load: LoadStats | None = None  # as it was reported
         self._load_subject = load_subject(runtime.namespace, node.instance_id)
         self._kernel_builds = KernelBuilds()
@@ -151,7 +144,7 @@ class Worker:
         stack.push_async_callback(self.loop.stop)
         self._watch_ranks()
         stack.push_async_callback(self.group.close)
-        await self.group.start(lambda rank, data: self.on_notification(rank, data))
+        await self.group.start(self.roles.on_notification)
         await self.queue.start()
         stack.push_async_callback(self.queue.close)
         if self.grammars is not None:
@@ -296,7 +289,3 @@ def _build_engine(config: EngineConfig) -> Engine:
 def _grammar_compiler(engine: Engine, model: Path) -> GrammarCompiler | None:
     model_config = engine.runner.model_config
     return GrammarCompiler.of_model(model, model_config.vocab_size, model_config.eos_token_ids)
-
-
-def _ignore(rank: int, data: bytes) -> None:
-    """Drop a notification: no role of this worker is written to."""

@@ -153,7 +153,7 @@ class Stage:
         return self
 
     async def connect(self) -> Link:
-        return await self.peer.group.connect(self.worker.remote._group.metadata())
+        return await self.peer.group.connect(self.worker.handoffs.group.metadata())
 
     async def __aexit__(self, *_: object) -> None:
         await self.process.stop()
@@ -360,8 +360,8 @@ class Stage:
     async def balanced(self) -> None:
         """Until nothing is open and every block is free or cached; then the books are checked."""
         worker, pool = self.worker, self.worker.engine.block_pool
-        await eventually(lambda: not worker.active and worker.remote.num_open == 0)
+        await eventually(lambda: not worker.active and worker.handoffs.num_open == 0)
         await eventually(lambda: pool.num_free + pool.num_cached == NUM_BLOCKS)
         await worker.loop.call(lambda engine: engine.check_invariants())
-        assert worker.prefill_view.num_reserved == worker.remote.num_taken
-        assert worker.remote._group._agents[0]._num_expected == 0
+        assert worker.prefill_view.num_reserved == worker.prefill_view.num_taken
+        assert worker.handoffs.group._agents[0]._num_expected == 0

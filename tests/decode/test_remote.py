@@ -211,7 +211,7 @@ async def test_messages_of_others_are_not_applied(stage: Stage) -> None:
     for field in ("secret", "run"):
         first = msgspec.structs.replace(work.first, **{field: bytes(16), "token_id": 7})
         await stage.tell("first_token", encode(first))
-    assert not answer.ended.is_set() and stage.worker.remote.num_open == 1
+    assert not answer.ended.is_set() and stage.worker.handoffs.num_open == 1
     await stage.deliver(work)
     assert await answer.whole() == stage.undisturbed(PROMPT)
 
@@ -226,7 +226,7 @@ async def test_a_claim_is_granted_to_registered_prefill_workers_only(stage: Stag
         {"instance_id": decode_instance},
     ):
         assert await stage.claim(job, **stranger) == ClaimRefused("unregistered")
-    remote = stage.worker.remote.find(job.handoff_id)
+    remote = stage.worker.handoffs.find(job.handoff_id)
     assert remote is not None and remote.is_unclaimed and not answer.ended.is_set()
     work = await stage.claim(job)
     assert isinstance(work, Work)

@@ -47,7 +47,7 @@ def sleeping_process() -> "subprocess.Popen[bytes]":
 async def test_a_cancelled_request_leaves_nothing_behind(stage: Stage, state: str) -> None:
     answer = await stage.ask(PROMPT, stop=StopConditions(max_tokens=150, ignore_eos=True))
     if state == "queued":
-        await eventually(lambda: stage.worker.remote.num_open == 1)
+        await eventually(lambda: stage.worker.handoffs.num_open == 1)
         answer.context.cancel("enough")
         await stage.balanced()
         assert await stage.claim(await stage.ticket()) == ClaimRefused("unknown")
@@ -136,7 +136,7 @@ async def test_blocks_stay_in_quarantine_while_the_claimant_s_process_stands_sti
             sleeper.send_signal(signal.SIGSTOP)
             work.stream.cancel()
             assert await answer.whole() == stage.undisturbed(PROMPT)
-            remote = stage.worker.remote.find(work.job.handoff_id)
+            remote = stage.worker.handoffs.find(work.job.handoff_id)
             assert remote is not None and remote.machine.next_tick is not None
             lease_ends_at = remote.machine.next_tick
             await eventually(lambda: time.perf_counter() > lease_ends_at + 3 * CHECK_S)
@@ -174,7 +174,7 @@ async def test_a_ticket_outlasts_its_time_while_a_worker_that_reports_is_predict
             waits = await stage.ask(PROMPT)
             asked_at = time.perf_counter()
             await eventually(lambda: time.perf_counter() > asked_at + 2.0)
-            assert stage.worker.remote.num_open == 1
+            assert stage.worker.handoffs.num_open == 1
             await stage.deliver(await stage.claimed())
         assert await waits.whole() == stage.undisturbed(PROMPT)
         assert waits.report is not None and waits.report.place == "remote"
@@ -244,7 +244,7 @@ async def test_losing_the_queue_spares_claimed_handoffs_and_no_request(
             answers = [await stage.ask(prompt) for prompt in prompts[:2]]
             works = [await stage.claimed(), await stage.claimed()]
             answers.append(await stage.ask(prompts[2]))  # stays unclaimed
-            await eventually(lambda: stage.worker.remote.num_open == 3)
+            await eventually(lambda: stage.worker.handoffs.num_open == 3)
             nats.kill()
             answers += [await stage.ask(prompt) for prompt in prompts[3:]]
             for work in works:
@@ -269,7 +269,7 @@ async def test_a_late_answer_of_the_broker_does_not_undo_a_claim(
     monkeypatch.setattr(stage.worker.queue, "publish", publish_late)
     answer, work = await stage.handoff(PROMPT)
     claimed.set()
-    await eventually(lambda: not stage.worker.remote._tasks)
+    await eventually(lambda: not stage.worker.handoffs._tasks)
     await stage.deliver(work)
     assert await answer.whole() == stage.undisturbed(PROMPT)
     assert answer.report is not None and answer.report.place == "remote"
@@ -281,7 +281,7 @@ async def test_kv_that_cannot_be_verified_is_not_used(
     async def fail(*_: object) -> list[int]:
         raise TransferError("the transfer thread is gone")
 
-    monkeypatch.setattr(stage.worker.remote._group, "checksums", fail)
+    monkeypatch.setattr(stage.worker.handoffs.group, "checksums", fail)
     answer, work = await stage.handoff(PROMPT)
     await stage.deliver(work)
     assert await answer.whole() == stage.undisturbed(PROMPT)

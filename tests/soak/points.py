@@ -43,15 +43,17 @@ POINTS: dict[str, dict[str, Point]] = {
         "before settled": Point("tandem.transfer.handoff.claimant", "Claimant", "settle"),
     },
     "decode": {
-        "before publish": Point("tandem.decode.handoffs", "RemotePrefills", "_publish_ticket"),
+        "before publish": Point("tandem.decode.handoffs", "RemotePrefill", "_publish_ticket"),
         "before claim": Point(
-            "tandem.decode.handoffs", "RemotePrefills", "_publish_ticket", after=True
+            "tandem.decode.handoffs", "RemotePrefill", "_publish_ticket", after=True
         ),
-        "after claim": Point("tandem.decode.handoff", "RemotePrefill", "claim", after=True),
+        "after claim": Point(
+            "tandem.transfer.handoff.receiver", "HandoffReceiver", "claim", after=True
+        ),
         "mid-write": Point(
             "tandem.decode.handoffs", "RemotePrefills", "on_notification", after=True
         ),
-        "before settled": Point("tandem.decode.handoffs", "RemotePrefills", "_on_settled"),
+        "before settled": Point("tandem.transfer.handoff.server", "HandoffServer", "_on_settled"),
     },
 }
 CHANGE_POINTS = {

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
-from tandem.decode.handoff import RemotePrefill
+from tandem.decode.handoffs import RemotePrefill
 from tandem.decode.metrics import DecodeMetrics
 from tandem.runtime.wire.handoff_messages import Claim
 from tandem.transfer.handoff.actions import Action, Span, Verify
 from tandem.transfer.handoff.causes import CloseCause
 from tandem.transfer.handoff.decode import DecodeHandoff, HandoffState
+from tandem.transfer.handoff.receiver import HandoffReceiver
 
 
 class Notes:
@@ -31,16 +32,15 @@ class Notes:
 def note_handoffs(notes: Notes) -> None:
     """Which request was claimed by whom, and how its handoff ended."""
     claim, admit, give_up = (
-        RemotePrefill.claim,
+        HandoffReceiver.claim,
         RemotePrefill.on_admitted,
         RemotePrefill.on_given_up,
     )
 
-    def noted_claim(self: RemotePrefill, asked: Claim, stream: Any) -> bool:
-        granted = claim(self, asked, stream)
+    def noted_claim(self: HandoffReceiver, asked: Claim, claimant: Any, stream: Any) -> bool:
+        granted = claim(self, asked, claimant, stream)
         if granted:
-            request_id = self.active.request.request_id
-            notes.add("claimed", request=request_id, prefill=asked.prefill_instance)
+            notes.add("claimed", request=self.request_id, prefill=asked.prefill_instance)
         return granted
 
     def noted_admit(self: RemotePrefill, first: Any) -> None:
@@ -53,7 +53,7 @@ def note_handoffs(notes: Notes) -> None:
         notes.add("local", request=self.active.request.request_id, reason=detail, cause=cause)
         give_up(self, cause, detail, quarantined=quarantined)
 
-    RemotePrefill.claim = noted_claim  # type: ignore[method-assign]
+    HandoffReceiver.claim = noted_claim  # type: ignore[method-assign]
     RemotePrefill.on_admitted = noted_admit  # type: ignore[method-assign]
     RemotePrefill.on_given_up = noted_give_up  # type: ignore[method-assign]
 
@@ -66,14 +66,14 @@ def flip_bits(probability: float, seed: int, notes: Notes) -> None:
     of ours is `corrupt`. `counted` is what the worker's own metric says.
     """
     verify, verified, mismatched = (
-        RemotePrefill._verify,
+        HandoffReceiver._verify,
         DecodeHandoff.verified,
         DecodeMetrics.mismatched,
     )
     draw = random.Random(seed)
     flipped: set[tuple[bytes, Span, int]] = set()
 
-    async def verify_flipped(self: RemotePrefill, work: Verify) -> None:
+    async def verify_flipped(self: HandoffReceiver, work: Verify) -> None:
         machine = self.machine
         if not machine.is_live or draw.random() >= probability:
             await verify(self, work)
@@ -84,7 +84,7 @@ def flip_bits(probability: float, seed: int, notes: Notes) -> None:
         flipped.add(flip)
         notes.add("flip")
         # [num_layers of the span, 2, num_kv_heads, block_size, head_dim]
-        _flip_one(self._tools.group.pool.tensor[block, layers.start : layers.stop], draw)
+        _flip_one(self._group.pool.tensor[block, layers.start : layers.stop], draw)
         await verify(self, work)
         if flip in flipped:
             flipped.discard(flip)
@@ -102,7 +102,7 @@ def flip_bits(probability: float, seed: int, notes: Notes) -> None:
         notes.add("counted")
         mismatched(self, prefill_instance)
 
-    RemotePrefill._verify = verify_flipped  # type: ignore[method-assign]
+    HandoffReceiver._verify = verify_flipped  # type: ignore[method-assign]
     DecodeHandoff.verified = noted_verified  # type: ignore[method-assign]
     DecodeMetrics.mismatched = noted_mismatched  # type: ignore[method-assign]
 

@@ -55,10 +55,10 @@ def flip_landed_bits() -> None:
     """In vLLM's processes: flip an exponent's bit in a block that has landed, when one is due."""
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
 
-    from tandem.vllm.decode_side import VllmHandoff
+    from tandem.transfer.handoff.receiver import HandoffReceiver
 
     due, theirs = Path(os.environ[FLIP]), base_worker.NixlBaseConnectorWorker
-    verify, results = VllmHandoff._verify, theirs.get_transfer_results
+    verify, results = HandoffReceiver._verify, theirs.get_transfer_results
 
     def flip(records: Any, block: int) -> None:
         if due.exists():
@@ -66,7 +66,7 @@ def flip_landed_bits() -> None:
             records[block].flatten().view(dtype=records.new_empty(0).char().dtype)[3] ^= 64
 
     async def flipped(self: Any, work: Any) -> None:
-        flip(self._tools.group.pool.tensor, work.blocks[0][1])
+        flip(self._group.pool.tensor, work.blocks[0][1])
         await verify(self, work)
 
     def results_flipped(self: Any) -> Any:
@@ -77,7 +77,7 @@ def flip_landed_bits() -> None:
             flip(layer, landing[name].local_physical_block_ids[0][0])
         return found
 
-    VllmHandoff._verify = flipped  # type: ignore[method-assign]
+    HandoffReceiver._verify = flipped  # type: ignore[method-assign]
     theirs.get_transfer_results = results_flipped
 
 

@@ -24,8 +24,8 @@ from tandem.runtime.store.discovery import config_key
 from tandem.runtime.wire.handoff_messages import Ack
 from tandem.runtime.wire.messages import encode, unpack_tokens
 from tandem.transfer.config import TransferConfig
+from tandem.transfer.handoff.receiver import HandoffReceiver
 from tandem.transfer.layout import KvLayout, RankPair
-from tandem.vllm.decode_side import VllmHandoff
 from tandem.vllm.kv_layout import VllmPool
 from tandem.vllm.member import Member
 from tandem.vllm.settings import ConnectorConfig, ConnectorSettings
@@ -297,10 +297,10 @@ async def test_each_rank_writes_its_part_into_its_counterpart(pairs: list[Pair])
 async def test_a_claim_waits_for_the_step_that_brings_its_offer(
     pairs: list[Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handoffs, claimed = pairs[1].decode.member._handoffs, asyncio.Event()
+    handoffs, claimed = pairs[1].decode.member._server, asyncio.Event()
     find = handoffs.find
 
-    def found(handoff_id: bytes) -> VllmHandoff | None:
+    def found(handoff_id: bytes) -> HandoffReceiver | None:
         claimed.set()
         return find(handoff_id)
 
@@ -327,7 +327,7 @@ async def test_a_cancelled_offer_ends_in_all_ranks(pairs: list[Pair]) -> None:
 async def test_a_rank_whose_claim_is_refused_gives_its_part_up_and_uses_no_block(
     pairs: list[Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    health = pairs[1].decode.member._handoffs.health
+    health = pairs[1].decode.member._server.health
     monkeypatch.setattr(health, "is_excluded", lambda claimant, now: True)
     offer = offered(pairs, 8, [3, 5])
     assert await ended(pairs[1].decode, offer) == (True, False)

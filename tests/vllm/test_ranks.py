@@ -36,16 +36,16 @@ def was_due(flip: Path) -> bool:
 
 def flip_in_the_second_rank() -> None:
     """In vLLM's processes: flip a bit in a block that has landed in rank 1, when one is due."""
-    from tandem.vllm.decode_side import VllmHandoff
+    from tandem.transfer.handoff.receiver import HandoffReceiver
 
-    due, verify = Path(os.environ[FLIP]), VllmHandoff._verify
+    due, verify = Path(os.environ[FLIP]), HandoffReceiver._verify
 
     async def flipped(self: Any, work: Any) -> None:
-        if not self._handoffs.has_tickets and was_due(due):
-            self._tools.group.pool.tensor[work.blocks[0][1], 3] ^= 64
+        if not self._server.has_tickets and was_due(due):
+            self._group.pool.tensor[work.blocks[0][1], 3] ^= 64
         await verify(self, work)
 
-    VllmHandoff._verify = flipped  # type: ignore[method-assign]
+    HandoffReceiver._verify = flipped  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="module")

@@ -109,7 +109,7 @@ async def test_a_worker_with_a_prompt_of_its_own_takes_none_of_others(
     async with Pair(runtime_config, tiny_model, policy="always_remote") as pair:
         pair.two.worker.own_prompts.add("a", 1)
         answer = await pair.ask(pair.one, fresh_prompt(21, seed=1))
-        await eventually(lambda: pair.one.decode.remote.num_open == 1)
+        await eventually(lambda: pair.one.decode.handoffs.num_open == 1)
         pair.two.worker.own_prompts.discard("a")
         assert await answer.whole() == pair.undisturbed(fresh_prompt(21, seed=1))
         assert answer.report is not None
@@ -125,10 +125,15 @@ async def test_a_worker_leaves_tickets_while_another_should_take_them(
         two, looks = pair.two.worker, []
         two.engine.aim(1000)
         with monkeypatch.context() as patch:
-            patch.setattr(two, "leaves_tickets", lambda load: looks.append(load) or True)
+            patch.setattr(
+                pair.two.decode.tickets, "leaves_tickets", lambda load: looks.append(load) or True
+            )
             answer = await pair.ask(pair.one, fresh_prompt(21, seed=1))
             await eventually(lambda: len(looks) >= 3)
-            assert pair.one.decode.remote.num_open == 1 and not pair.one.decode.remote.num_taken
+            assert (
+                pair.one.decode.handoffs.num_open == 1
+                and not pair.one.decode.prefill_view.num_taken
+            )
         assert await answer.whole() == pair.undisturbed(fresh_prompt(21, seed=1))
         assert answer.report is not None
         assert answer.report.prefill_instance == pair.two.node.instance_id
@@ -143,9 +148,9 @@ async def test_the_loads_of_others_decide_who_takes_tickets(pair: Pair) -> None:
     view = pair.one.decode.prefill_view
     await eventually(lambda: other in view._instances)
     view.on_load(f"load.{other}", encode(idle.report(other, "e", "both")))
-    assert one.leaves_tickets(busy) and not one.leaves_tickets(idle)
+    assert view.leaves_tickets(busy) and not view.leaves_tickets(idle)
     view.on_load(f"load.{other}", encode(busy.report(other, "e", "both")))
-    assert not one.leaves_tickets(busy)
+    assert not view.leaves_tickets(busy)
 
 
 async def test_a_worker_lays_one_role_down_and_takes_it_up_again(
@@ -291,7 +296,7 @@ async def test_blocks_of_a_handoff_come_back_after_the_decode_role_was_laid_down
 
     monkeypatch.setattr(PromptComputation, "_pull_prefix", pull_late)
     answer = await pair.ask(pair.one, fresh_prompt(21, seed=1), place="remote")
-    await eventually(lambda: pair.one.decode.remote.num_taken == 1)
+    await eventually(lambda: pair.one.decode.prefill_view.num_taken == 1)
     await pair.change(pair.one, "prefill")
     with pytest.raises(IncompleteError):
         await answer.whole()

@@ -1,19 +1,18 @@
 """One handoff into the blocks of this process: drives its state machine, carries out its actions.
 
-Runs on the event loop. The outcomes are for the owner of the blocks, which a subclass speaks to.
+Runs on the event loop.
 """
 
 import asyncio
 import logging
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
 
 from tandem.runtime.errors import TransferError
 from tandem.runtime.plane.server import Responder
-from tandem.runtime.printable import short
 from tandem.runtime.tasks import ends_within
+from tandem.runtime.tracing.timeline import Timeline
 from tandem.runtime.wire.cluster_messages import Instance
 from tandem.runtime.wire.handoff_messages import (
     Claim,
@@ -24,7 +23,6 @@ from tandem.runtime.wire.handoff_messages import (
     Settled,
 )
 from tandem.runtime.wire.messages import encode
-from tandem.transfer.agents.group import TransferGroup
 from tandem.transfer.handoff.actions import (
     Abort,
     Action,
@@ -39,24 +37,45 @@ from tandem.transfer.handoff.causes import CloseCause
 from tandem.transfer.handoff.decode import UNCLAIMED, DecodeHandoff
 from tandem.transfer.handoff.landed import Landed, SettledNotice
 from tandem.transfer.layout import RankPair
-from tandem.transfer.peers import PeerHealth, is_dead, is_stopped
+from tandem.transfer.peers import is_dead, is_stopped
+
+if TYPE_CHECKING:
+    from tandem.transfer.handoff.server import HandoffServer
 
 logger = logging.getLogger(__name__)
 
 CLAIMANT_CHECK_INTERVAL_S = 0.25  # between looks at the claimant's process during a quarantine
 
 
-@dataclass(frozen=True, slots=True)
-class ReceiverTools:
-    """The parts of a process that all handoffs into its blocks use."""
+class BlockOwner(Protocol):
+    """The owner of the blocks that a handoff fills: what a handoff asks it and tells it."""
 
-    group: TransferGroup
-    health: PeerHealth
-    prefill_instances: Mapping[str, Instance]
-    spawn: Callable[[Coroutine[None, None, None]], None]
+    def defers(self, prefill_instance: str) -> bool:
+        """Return True if the ticket that this worker claims should be offered again later."""
+
+    def on_claimed(self, claimant: Instance) -> None:
+        """Handle the first claim, and each repeated one."""
+
+    def on_mismatch(self, prefill_instance: str) -> None:
+        """Handle a block that is not the one that was announced."""
+
+    def on_admitted(self, first: FirstToken | None) -> None:
+        """Decode the prompt: every block is proven."""
+
+    def on_given_up(self, cause: CloseCause, detail: str, *, quarantined: bool) -> None:
+        """Prefill locally. `quarantined`: writes may still land in the fill blocks."""
+
+    def on_cancelled(self, *, quarantined: bool) -> None:
+        """Drop the request. `quarantined`: writes may still land in the fill blocks."""
+
+    def on_released(self, block_ids: list[int]) -> None:
+        """Free quarantined blocks."""
+
+    def on_ended(self) -> None:
+        """Account for the end of the handoff, once."""
 
 
-class HandoffReceiver(ABC):
+class HandoffReceiver:
     """One handoff of one request. After `ended`, only this process can write the blocks.
 
     `request_id` is for log lines.
@@ -64,15 +83,20 @@ class HandoffReceiver(ABC):
 
     def __init__(
         self,
-        tools: ReceiverTools,
-        request_id: str,
+        server: "HandoffServer",
         machine: DecodeHandoff,
+        owner: BlockOwner,
+        request_id: str,
+        timeline: Timeline,
         cached_blocks: Mapping[int, int],
     ) -> None:
         self.request_id = request_id
         self.machine = machine
+        self.owner = owner
         self.ended = asyncio.Event()
-        self._tools = tools
+        self._server = server
+        self._group = server.group
+        self._timeline = timeline
         self._cached_blocks = cached_blocks  # ordinal |-> block id; the claimant may READ them
         self._claimant: Instance | None = None  # as in discovery at the time of the claim
         self._claim_stream: Responder | None = None
@@ -85,57 +109,19 @@ class HandoffReceiver(ABC):
         """No prefill worker has claimed the ticket, and it has not been given up."""
         return self.machine.state in UNCLAIMED
 
-    # ---- outcomes, for a subclass -------------------------------------------------------------
-
-    def on_progress(self) -> None:
-        """Handle a change of the machine, before its actions."""
-
-    def on_claimed(self, prefill_instance: str) -> None:
-        """Handle the first claim, and each repeated one."""
-
-    def on_mismatch(self, prefill_instance: str) -> None:
-        """Handle a block that is not the one that was announced."""
-
-    @abstractmethod
-    def on_admitted(self, first: FirstToken | None) -> None:
-        """Decode the prompt: every block is proven."""
-
-    @abstractmethod
-    def on_given_up(self, cause: CloseCause, detail: str, *, quarantined: bool) -> None:
-        """Prefill locally. `quarantined`: writes may still land in the fill blocks."""
-
-    @abstractmethod
-    def on_cancelled(self, *, quarantined: bool) -> None:
-        """Drop the request. `quarantined`: writes may still land in the fill blocks."""
-
-    @abstractmethod
-    def on_released(self, block_ids: list[int]) -> None:
-        """Free quarantined blocks."""
-
-    @abstractmethod
-    def on_ended(self) -> None:
-        """Account for the end of the handoff, once."""
-
     # ---- messages of prefill workers ----------------------------------------------------------
 
-    def claim(self, claim: Claim, stream: Responder) -> bool:
+    def claim(self, claim: Claim, claimant: Instance, stream: Responder) -> bool:
         """Answer a claim on its stream; False if it was refused."""
-        now, was_unclaimed = time.perf_counter(), self.is_unclaimed
-        if self._tools.health.is_excluded((claim.prefill_instance, claim.prefill_epoch), now):
-            stream.send(encode(ClaimRefused("excluded")))
-            return False
-        claimant = self._tools.prefill_instances.get(claim.prefill_instance)
-        if claimant is None or claimant.epoch != claim.prefill_epoch:
-            logger.warning("refused a claim of %s: not registered", short(claim.prefill_instance))
-            stream.send(encode(ClaimRefused("unregistered")))
-            return False
-        answer = self.machine.claim(claim, now)
+        was_unclaimed = self.is_unclaimed
+        answer = self.machine.claim(claim, time.perf_counter())
         stream.send(encode(answer))
         if isinstance(answer, ClaimRefused):
             return False
         if was_unclaimed:
-            self._tools.group.expect(+1)
-        self.on_claimed(claim.prefill_instance)
+            self._group.expect(+1)
+        self._timeline.mark("claimed")
+        self.owner.on_claimed(claimant)
         self._claimant = claimant
         self._claim_stream = stream
         self._schedule_tick()
@@ -153,6 +139,7 @@ class HandoffReceiver(ABC):
 
     def settled(self, settled: Settled) -> None:
         """Handle the request plane's message that nothing can land any more."""
+        self._timeline.merge(settled.timeline_ms, "claimed")
         self.run(self.machine.settled(settled, time.perf_counter()))
 
     def settled_notice(self, notice: SettledNotice) -> None:
@@ -161,7 +148,7 @@ class HandoffReceiver(ABC):
 
     async def prefix_blocks(self, request: PrefixRequest) -> PrefixBlocks:
         """Return the cached blocks that the claimant wants to READ, and their checksums."""
-        machine, group = self.machine, self._tools.group
+        machine, group = self.machine, self._group
         is_known = self._cached_blocks.keys() >= set(request.ordinals)
         is_ours = machine.is_ours(request.handoff_id, request.attempt, request.secret)
         if not is_ours or not machine.is_live or not is_known:
@@ -180,6 +167,10 @@ class HandoffReceiver(ABC):
         """End the handoff of a request that is over."""
         self.run(self.machine.cancel())
 
+    def unclaimed(self) -> None:
+        """Give up a handoff that none has claimed in time."""
+        self.give_up_unclaimed(CloseCause.UNCLAIMED, "no prefill worker claimed it in time")
+
     def give_up_unclaimed(self, cause: CloseCause, detail: str) -> None:
         """Prefill locally if no prefill worker has claimed the ticket."""
         if self.is_unclaimed:
@@ -196,23 +187,26 @@ class HandoffReceiver(ABC):
 
     def run(self, actions: list[Action]) -> None:
         """Carry out the machine's actions."""
-        self.on_progress()
+        if self.machine.all_landed:
+            self._timeline.mark("landed")
+        if self.machine.all_proven:
+            self._timeline.mark("verified")
         for action in actions:
             match action:
                 case Verify():
-                    self._tools.spawn(self._verify(action))
+                    self._server.spawn(self._verify(action))
                 case Admit(first):
-                    self.on_admitted(first)
+                    self.owner.on_admitted(first)
                 case Retract(_, message):  # the blocks are in quarantine
-                    self._tools.spawn(self._watch_claimant())
+                    self._server.spawn(self._watch_claimant())
                     if self._claim_stream is not None:
                         self._claim_stream.send(encode(message))
                 case PrefillLocally(cause, detail, quarantined):
-                    self.on_given_up(cause, detail, quarantined=quarantined)
+                    self.owner.on_given_up(cause, detail, quarantined=quarantined)
                 case Abort(quarantined):
-                    self.on_cancelled(quarantined=quarantined)
+                    self.owner.on_cancelled(quarantined=quarantined)
                 case ReleaseQuarantined(block_ids):
-                    self.on_released(list(block_ids))
+                    self.owner.on_released(list(block_ids))
         self._schedule_tick()
 
     async def _verify(self, verify: Verify) -> None:
@@ -220,7 +214,7 @@ class HandoffReceiver(ABC):
         span, machine = verify.span, self.machine
         blocks = [block_id for _, block_id, _ in verify.blocks]
         try:
-            found = await self._tools.group.checksums(self._ranks_of(span), span.layers, blocks)
+            found = await self._group.checksums(self._ranks_of(span), span.layers, blocks)
         except TransferError as error:
             self.run(machine.fail(CloseCause.FAILED, error.message))
             return
@@ -234,14 +228,14 @@ class HandoffReceiver(ABC):
     def _ranks_of(self, span: Span) -> RankPair:
         return next(
             ranks
-            for ranks in self._tools.group.rank_pairs_from(self.machine.claimant_tp_size)
+            for ranks in self._group.rank_pairs_from(self.machine.claimant_tp_size)
             if (ranks.prefill_rank, ranks.decode_rank) == (span.prefill_rank, span.decode_rank)
         )
 
     def _note_mismatch(self, span: Span, ordinal: int) -> None:
         claimant = self.machine.claimant
         assert claimant is not None
-        self.on_mismatch(claimant[0])
+        self.owner.on_mismatch(claimant[0])
         logger.error(
             "request %s: block %d (%s) from %s does not match its announced checksum",
             self.request_id,
@@ -249,7 +243,7 @@ class HandoffReceiver(ABC):
             span,
             ".".join(claimant),
         )
-        if self._tools.health.failed(claimant, time.perf_counter()):
+        if self._server.health.failed(claimant, time.perf_counter()):
             logger.error("prefill worker %s is excluded: its KV is corrupt", claimant[0])
 
     async def _watch_claimant(self) -> None:
@@ -262,11 +256,7 @@ class HandoffReceiver(ABC):
             if is_stopped(claimant):
                 machine.claimant_stopped(time.perf_counter())
                 self._schedule_tick()
-            await self._until_the_next_look()
-
-    async def _until_the_next_look(self) -> None:
-        """Wait for the interval between looks at the claimant's process, or for the end."""
-        await ends_within(self.ended.wait(), CLAIMANT_CHECK_INTERVAL_S)
+            await ends_within(self.ended.wait(), CLAIMANT_CHECK_INTERVAL_S)
 
     # ---- time ---------------------------------------------------------------------------------
 
@@ -296,6 +286,7 @@ class HandoffReceiver(ABC):
             return
         self._is_finished = True
         if self.machine.claimant is not None:
-            self._tools.group.expect(-1)
+            self._group.expect(-1)
         self.ended.set()
-        self.on_ended()
+        self._server.remove(self)
+        self.owner.on_ended()

@@ -5,14 +5,19 @@ Runs on the event loop.
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, Generic, TypeVar
+from contextlib import suppress
+from typing import Any
 
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import InvalidRequestError, ServiceError
 from tandem.runtime.membership.node import Node
 from tandem.runtime.plane.server import RequestServer, Responder
+from tandem.runtime.printable import short
+from tandem.runtime.tracing.timeline import Timeline
+from tandem.runtime.wire.cluster_messages import Instance
 from tandem.runtime.wire.decoding import decoder
 from tandem.runtime.wire.handoff_messages import (
     Ack,
@@ -30,44 +35,55 @@ from tandem.transfer.config import TransferConfig
 from tandem.transfer.handoff.causes import CloseCause
 from tandem.transfer.handoff.decode import DecodeHandoff
 from tandem.transfer.handoff.landed import decode_landed, decode_settled
-from tandem.transfer.handoff.receiver import HandoffReceiver
+from tandem.transfer.handoff.receiver import BlockOwner, HandoffReceiver
 from tandem.transfer.peers import PeerHealth
 
 logger = logging.getLogger(__name__)
 
-decode_claim = decoder(Claim, InvalidRequestError)
+_CLAIM_WAIT_S = 1.0  # less than a prefill worker waits for the answer to its claim
+_decode_claim = decoder(Claim, InvalidRequestError)
 _decode_settled = decoder(Settled, InvalidRequestError)
 _decode_prefix_request = decoder(PrefixRequest, InvalidRequestError)
 
-Receiver = TypeVar("Receiver", bound=HandoffReceiver)
 
-
-class OpenHandoffs(Generic[Receiver]):
+class HandoffServer:
     """The open handoffs, by handoff id, and what prefill workers send them.
 
-    `publish` puts a ticket on the queue.
+    `publish` puts a ticket on the queue. None: another rank publishes the tickets. Then a claim can
+    come before its handoff is opened here, and no other claim follows one that is refused.
     """
 
     def __init__(
         self,
-        transfer: TransferConfig,
         node: Node,
         group: TransferGroup,
-        publish: Callable[[PrefillJob], Awaitable[None]],
+        transfer: TransferConfig,
+        prefill_instances: Mapping[str, Instance],
+        publish: Callable[[PrefillJob], Awaitable[None]] | None,
     ) -> None:
         self.health = PeerHealth(transfer.exclude_after, transfer.exclude_for_s)
-        self._transfer = transfer
+        self.group = group
         self._node = node
-        self._group = group
+        self._transfer = transfer
+        self._prefill_instances = prefill_instances
         self._publish = publish
         self._aio = asyncio.get_running_loop()
-        self._open: dict[bytes, Receiver] = {}
+        self._open: dict[bytes, HandoffReceiver] = {}
+        self._opened = asyncio.Event()  # any handoff
         self._tasks: set[asyncio.Task[object]] = set()
-        self.num_taken = 0  # handoffs that were claimed or given up; read by other threads
+
+    @property
+    def has_tickets(self) -> bool:
+        """This rank publishes the tickets."""
+        return self._publish is not None
 
     @property
     def num_open(self) -> int:
         return len(self._open)
+
+    @property
+    def num_unclaimed(self) -> int:
+        return sum(handoff.is_unclaimed for handoff in self._open.values())
 
     def check_invariants(self) -> None:
         """Assert the invariants of every open handoff that hold between any two events."""
@@ -79,17 +95,12 @@ class OpenHandoffs(Generic[Receiver]):
         """Return the prefill workers that get no work from here now. From any thread."""
         return self.health.excluded(time.perf_counter())
 
-    def find(self, handoff_id: bytes) -> Receiver | None:
+    def find(self, handoff_id: bytes) -> HandoffReceiver | None:
         return self._open.get(handoff_id)
 
-    def add(self, receiver: Receiver) -> None:
-        self._open[receiver.machine.handoff_id] = receiver
-
-    def remove(self, receiver: Receiver) -> None:
+    def remove(self, receiver: HandoffReceiver) -> None:
         """Remove a handoff that has ended."""
         del self._open[receiver.machine.handoff_id]
-        if receiver.machine.claimant is None:
-            self.num_taken += 1
 
     async def close(self) -> None:
         """Retract all open handoffs, while the pool is registered."""
@@ -105,13 +116,21 @@ class OpenHandoffs(Generic[Receiver]):
 
     # ---- tickets ------------------------------------------------------------------------------
 
-    def machine(
-        self, handoff_id: bytes, grant: Claimed, *, awaits_first: bool = True
-    ) -> DecodeHandoff:
-        """Return the machine of a handoff that may take as long as its lease."""
-        layout = self._group.layout
-        return DecodeHandoff(
-            handoff_id,
+    def open(
+        self,
+        owner: BlockOwner,
+        grant: Claimed,
+        request_id: str,
+        timeline: Timeline,
+        *,
+        handoff_id: bytes | None = None,
+        cached_blocks: Mapping[int, int] | None = None,  # as in HandoffReceiver
+        awaits_first: bool = True,
+    ) -> HandoffReceiver:
+        """Open a handoff that may take as long as its lease."""
+        layout = self.group.layout
+        machine = DecodeHandoff(
+            handoff_id or secrets.token_bytes(16),
             1,
             grant,
             deadline=time.perf_counter() + grant.lease_ms / 1e3,
@@ -121,24 +140,21 @@ class OpenHandoffs(Generic[Receiver]):
             verify=self._transfer.verify,
             awaits_first=awaits_first,
         )
-
-    def begin(self, receiver: Receiver, claim_timeout_ms: float) -> None:
-        """Set the timers of a handoff: its own, and `unclaimed` after this time."""
+        receiver = HandoffReceiver(self, machine, owner, request_id, timeline, cached_blocks or {})
+        self._open[machine.handoff_id] = receiver
+        self._opened.set()
         receiver.run([])  # sets the machine's first timer
-        self._aio.call_later(claim_timeout_ms / 1e3, self.unclaimed, receiver)
-
-    def unclaimed(self, receiver: Receiver) -> None:
-        """Give up a handoff that none has claimed in time."""
-        receiver.give_up_unclaimed(CloseCause.UNCLAIMED, "no prefill worker claimed it in time")
+        return receiver
 
     async def publish(
         self,
-        receiver: Receiver,
+        receiver: HandoffReceiver,
         num_tokens: int,
         num_uncached_tokens: int,
         trace: Mapping[str, str] | None = None,
     ) -> bool:
         """Put the ticket of a handoff on the queue; False: the handoff is given up without it."""
+        assert self._publish is not None, "another rank publishes the tickets"
         node, machine = self._node, receiver.machine
         job = PrefillJob(
             handoff_id=machine.handoff_id,
@@ -171,27 +187,47 @@ class OpenHandoffs(Generic[Receiver]):
 
     async def _on_claim(self, payload: bytes, context: RequestContext, answer: Responder) -> None:
         """Answer a claim; the stream of a granted one stays open until the handoff has ended."""
-        claim = decode_claim(payload)
-        receiver = self.find(claim.handoff_id)
+        claim = _decode_claim(payload)
+        receiver = await self._find_claimed(claim.handoff_id)
         if receiver is None:
             answer.send(encode(ClaimRefused("unknown")))
             return
-        was_unclaimed = receiver.is_unclaimed
-        if was_unclaimed and self.gives_way(receiver, claim.prefill_instance):
+        if receiver.is_unclaimed and receiver.owner.defers(claim.prefill_instance):
             answer.send(encode(ClaimRefused("late")))
             return
-        if not receiver.claim(claim, answer):
+        if not self._claim(receiver, claim, answer):
+            if not self.has_tickets:
+                reason = "the claim of this rank was refused"
+                receiver.give_up_unclaimed(CloseCause.FAILED, reason)
             return
-        self.num_taken += was_unclaimed
         forget = context.on_cancel(lambda: receiver.claim_stream_lost(claim, answer))
         try:
             await receiver.ended.wait()
         finally:
             forget()
 
-    def gives_way(self, receiver: Receiver, prefill_instance: str) -> bool:
-        """Return True if the ticket that this worker claims should be offered again later."""
-        return False
+    async def _find_claimed(self, handoff_id: bytes) -> HandoffReceiver | None:
+        """Return a handoff; wait a little for one whose ticket another rank has published."""
+        if not self.has_tickets:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CLAIM_WAIT_S):
+                    while self.find(handoff_id) is None:
+                        self._opened.clear()
+                        await self._opened.wait()
+        return self.find(handoff_id)
+
+    def _claim(self, receiver: HandoffReceiver, claim: Claim, answer: Responder) -> bool:
+        """Answer the claim of a known handoff; False if it was refused."""
+        claimant = self._prefill_instances.get(claim.prefill_instance)
+        process = claim.prefill_instance, claim.prefill_epoch
+        if self.health.is_excluded(process, time.perf_counter()):
+            answer.send(encode(ClaimRefused("excluded")))
+            return False
+        if claimant is None or claimant.epoch != claim.prefill_epoch:
+            logger.warning("refused a claim of %s: not registered", short(claim.prefill_instance))
+            answer.send(encode(ClaimRefused("unregistered")))
+            return False
+        return receiver.claim(claim, claimant, answer)
 
     async def _on_settled(self, payload: bytes, context: RequestContext, answer: Responder) -> None:
         settled = _decode_settled(payload)
