@@ -3,20 +3,47 @@
 import asyncio
 import time
 from bisect import bisect_right
+from collections.abc import Iterable
 
 from tandem.engine.schedule.outputs import SequenceOutput
 from tandem.engine.schedule.sequence import LayerProgress, Sequence, layer_boundaries
 from tandem.engine.schedule.windows import first_read
-from tandem.prefill.tools import PromptTools
+from tandem.prefill.metrics import PrefillMetrics
+from tandem.prefill.prefix_pull import PrefixPuller
 from tandem.runtime.errors import TandemError, TransferError
+from tandem.runtime.process.token_rate import TokenRate
 from tandem.runtime.tracing.timeline import Timeline
 from tandem.runtime.wire.block_hash import num_blocks_of
 from tandem.runtime.wire.handoff_messages import FirstToken
 from tandem.runtime.wire.request_bounds import checked_token_ids
 from tandem.transfer.handoff.claimant import Claimant
 from tandem.transfer.handoff.writer import BlockWriter, ComputedBlocks
+from tandem.worker.worker import Worker
 
 Step = SequenceOutput | LayerProgress
+RATE_SMOOTHING = 0.2  # of the rate of computing
+
+
+class Prompts:
+    """The prompts that a worker computes for tickets now, by request id, with their steps."""
+
+    def __init__(self, worker: Worker, metrics: PrefillMetrics) -> None:
+        self.loop, self.group, self.metrics = worker.loop, worker.group, metrics
+        self.transfer = worker.settings.transfer
+        self.matcher_of = worker.matcher_of
+        self.model_config = worker.engine.runner.model_config
+        self.block_size = worker.engine.block_pool.block_size
+        self.max_chunk_tokens = worker.engine.scheduler.max_num_batched_tokens
+        self.rate = TokenRate(RATE_SMOOTHING)
+        self.puller = PrefixPuller(self.loop, self.group, self.rate, self.block_size)
+        self.open: dict[str, asyncio.Queue[Step]] = {}
+        self.loop.listen_to_layers(self.advance)
+
+    def advance(self, progress: Iterable[Step]) -> None:
+        """Take steps of the engine; those of other sequences are dropped."""
+        for step in progress:
+            if (steps := self.open.get(step.request_id)) is not None:
+                steps.put_nowait(step)
 
 
 class PromptComputation:
@@ -24,12 +51,12 @@ class PromptComputation:
 
     def __init__(
         self,
-        tools: PromptTools,
+        prompts: Prompts,
         claimant: Claimant,
         writer: BlockWriter,
         timeline: Timeline,
     ) -> None:
-        self._tools = tools
+        self._prompts = prompts
         self._request_id = claimant.request_id
         self._claimant = claimant
         self._writer = writer
@@ -38,11 +65,11 @@ class PromptComputation:
 
     async def run(self) -> None:
         """Compute until the end of the prompt, or until the machine has an error."""
-        self._tools.steps[self._request_id] = self._steps
+        self._prompts.open[self._request_id] = self._steps
         try:
             await self._run()
         finally:
-            del self._tools.steps[self._request_id]
+            del self._prompts.open[self._request_id]
 
     def stop(self, reason: str) -> None:
         """End `run` with a TransferError."""
@@ -52,15 +79,15 @@ class PromptComputation:
         )
 
     def release(self) -> None:
-        self._tools.loop.post(lambda engine: engine.abort(self._request_id))
+        self._prompts.loop.post(lambda engine: engine.abort(self._request_id))
 
     async def _run(self) -> None:
-        tools, writer = self._tools, self._writer
+        prompts, writer = self._prompts, self._writer
         seq = self._sequence()
-        seq.matcher = await tools.matcher_of(writer.machine.grant.grammar, seq)
+        seq.matcher = await prompts.matcher_of(writer.machine.grant.grammar, seq)
         num_pulled = await self._pull_prefix(seq)
         started_at = time.perf_counter()
-        await tools.loop.call(lambda engine: engine.add(seq))
+        await prompts.loop.call(lambda engine: engine.add(seq))
         while not writer.machine.error:
             step = await self._steps.get()
             if isinstance(step, LayerProgress):
@@ -72,10 +99,10 @@ class PromptComputation:
             if is_last:
                 self._timeline.mark("computed")
                 computed_s = time.perf_counter() - started_at
-                tools.puller.rate.observe(seq.num_given_tokens - seq.num_cached_tokens, computed_s)
-                tools.metrics.computed(seq.num_given_tokens, seq.num_cached_tokens, num_pulled)
+                prompts.rate.observe(seq.num_given_tokens - seq.num_cached_tokens, computed_s)
+                prompts.metrics.computed(seq.num_given_tokens, seq.num_cached_tokens, num_pulled)
             num_tokens = seq.num_given_tokens if is_last else step.num_computed_tokens
-            num_layers = len(tools.layer_groups.places)
+            num_layers = len(prompts.model_config.layer_groups.places)
             progress = LayerProgress(self._request_id, num_tokens, num_layers, None)
             writer.write_ready(self._computed(seq, progress))
             if is_last:  # after the write, which takes longer to arrive
@@ -84,13 +111,13 @@ class PromptComputation:
 
     def _computed(self, seq: Sequence, progress: LayerProgress) -> ComputedBlocks:
         """Return the blocks that are complete by now: full ones, and the last one at the end."""
-        layout, num_tokens = self._tools.group.layout, progress.num_computed_tokens
-        num_blocks = num_tokens // self._tools.block_size
+        layout, num_tokens = self._prompts.group.layout, progress.num_computed_tokens
+        num_blocks = num_tokens // self._prompts.block_size
         if num_tokens == seq.num_given_tokens:
-            num_blocks = num_blocks_of(num_tokens, self._tools.block_size)
+            num_blocks = num_blocks_of(num_tokens, self._prompts.block_size)
         # Blocks of all groups are cut alike, for one table of descriptors.
         ends = layer_boundaries(layout.num_layers, seq.num_layer_groups)
-        num_stored = self._tools.layer_groups.num_stored(progress.num_layers)
+        num_stored = self._prompts.model_config.layer_groups.num_stored(progress.num_layers)
         return ComputedBlocks(
             seq.block_table,
             num_blocks * layout.num_groups,
@@ -101,7 +128,7 @@ class PromptComputation:
 
     def _sequence(self) -> Sequence:
         grant = self._writer.machine.grant
-        token_ids = checked_token_ids(grant, self._tools.vocab_size)
+        token_ids = checked_token_ids(grant, self._prompts.model_config.vocab_size)
         self._check_fill(len(token_ids))
         return Sequence(
             request_id=self._request_id,
@@ -116,19 +143,19 @@ class PromptComputation:
 
     def _check_fill(self, num_tokens: int) -> None:
         """Raise TransferError for a block that a window passes, which is freed with it."""
-        windows = self._tools.group.layout.windows
-        starts = [first_read(each, num_tokens - 1, self._tools.block_size) for each in windows]
+        windows = self._prompts.group.layout.windows
+        starts = [first_read(each, num_tokens - 1, self._prompts.block_size) for each in windows]
         for ordinal, _ in self._writer.machine.grant.fill:
             if ordinal // len(starts) < starts[ordinal % len(starts)]:
                 raise TransferError(f"a window has passed block {ordinal}, which is to be filled")
 
     def _num_layer_groups(self, num_tokens: int) -> int:
         """Return the number of parts, by layers, in which the prompt's last chunk is written."""
-        tools, layout, rates = self._tools, self._tools.group.layout, self._writer.link.rates
-        if rates is None or not tools.transfer.stream_layers:
+        prompts, layout, rates = self._prompts, self._prompts.group.layout, self._writer.link.rates
+        if rates is None or not prompts.transfer.stream_layers:
             return 1
-        begin = num_blocks_of(num_tokens, tools.block_size) * layout.num_groups
-        begin -= num_blocks_of(tools.max_chunk_tokens, tools.block_size) * layout.num_groups
+        begin = num_blocks_of(num_tokens, prompts.block_size) * layout.num_groups
+        begin -= num_blocks_of(prompts.max_chunk_tokens, prompts.block_size) * layout.num_groups
         num_blocks = sum(ordinal >= begin for ordinal, _ in self._writer.machine.grant.fill)
         return rates.num_groups(
             num_blocks, layout.block_bytes, layout.num_layers, layout.num_groups
@@ -136,9 +163,9 @@ class PromptComputation:
 
     async def _pull_prefix(self, seq: Sequence) -> int:
         """READ the decode worker's cached prefix if that is faster; return its tokens."""
-        if not self._tools.transfer.pull_prefixes:
+        if not self._prompts.transfer.pull_prefixes:
             return 0
-        num_tokens = await self._tools.puller.pull(
+        num_tokens = await self._prompts.puller.pull(
             seq, self._writer.machine, self._writer.link, self._claimant.tell
         )
         if num_tokens:

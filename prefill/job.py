@@ -3,14 +3,14 @@
 import asyncio
 import logging
 
-from tandem.prefill.tools import JobTools
+from tandem.prefill.metrics import PrefillMetrics
 from tandem.queue.prefill_queue import Delivery
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import TandemError
 from tandem.runtime.process.logs import log_for
 from tandem.runtime.tracing.spans import RequestSpan
 from tandem.runtime.tracing.timeline import Timeline
-from tandem.runtime.wire.handoff_messages import PrefillJob
+from tandem.runtime.tracing.trace import TraceFile
 from tandem.transfer.handoff.sender import HandoffSender
 
 logger = logging.getLogger(__name__)
@@ -26,17 +26,26 @@ class Job:
     and the queue delivers it again.
     """
 
-    def __init__(self, tools: JobTools, delivery: Delivery) -> None:
-        ticket = delivery.job
-        self.ticket: PrefillJob = ticket
-        self._tools = tools
-        self._delivery = delivery
+    def __init__(
+        self,
+        sender: HandoffSender,
+        metrics: PrefillMetrics,
+        trace: TraceFile,
+        renew_interval_s: float,
+        delivery: Delivery,
+    ) -> None:
+        self.delivery = delivery
+        self.ticket = ticket = delivery.job
+        self._sender = sender
+        self._metrics = metrics
+        self._trace = trace
+        self._renew_interval_s = renew_interval_s
         self._timeline = Timeline()
         self._context = RequestContext(
             timeout_s=ticket.deadline_ms / 1e3, headers=dict(ticket.trace)
         )
-        self._sender = HandoffSender(tools.sender, ticket, self._context, self._timeline)
-        self.request_id = self._sender.claimant.request_id
+        self._claimant = sender.claimant(ticket)
+        self.request_id = self._claimant.request_id
         self._span = RequestSpan("prefill", self._context.headers, self._timeline)
 
     async def run(self) -> None:
@@ -48,20 +57,20 @@ class Job:
         renewing = asyncio.create_task(self._renew())
         try:
             async with self._context:
-                outcome = await self._sender.run()
+                outcome = await self._sender.run(self._claimant, self._context, self._timeline)
         except TandemError as error:
             logger.warning("handoff %s: %s", self.request_id, error)
             outcome = error.code
         finally:
             renewing.cancel()
-        self._tools.metrics.job_ended(outcome)
+        self._metrics.job_ended(outcome)
         self._record(outcome)
         if outcome in ("excluded", "unregistered"):
-            await self._delivery.give_back(EXCLUDED_DELAY_S)  # for another prefill worker
+            await self.delivery.give_back(EXCLUDED_DELAY_S)  # for another prefill worker
         elif outcome == "late":
-            await self._delivery.give_back(GIVE_WAY_DELAY_S)
+            await self.delivery.give_back(GIVE_WAY_DELAY_S)
         else:
-            await self._delivery.ack()
+            await self.delivery.ack()
 
     def cancel(self, reason: str) -> None:
         """Post nothing more, and settle; `run` ends once no write is under way."""
@@ -69,8 +78,8 @@ class Job:
 
     async def _renew(self) -> None:
         while True:
-            await asyncio.sleep(self._tools.renew_interval_s)
-            await self._delivery.in_progress()
+            await asyncio.sleep(self._renew_interval_s)
+            await self.delivery.in_progress()
 
     def _record(self, outcome: str) -> None:
         ticket = self.ticket
@@ -82,5 +91,5 @@ class Job:
             "num_uncached_tokens": ticket.num_uncached_tokens,
         }
         error = "" if outcome == "delivered" else outcome
-        conventions = {"gen_ai.request.model": self._tools.sender.node.model}
-        self._span.end(self._tools.trace, self.request_id, args, error, conventions=conventions)
+        conventions = {"gen_ai.request.model": self._sender.node.model}
+        self._span.end(self._trace, self.request_id, args, error, conventions=conventions)

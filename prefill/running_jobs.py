@@ -5,7 +5,6 @@ import logging
 
 from tandem.prefill.config import PrefillConfig
 from tandem.prefill.job import Job
-from tandem.queue.prefill_queue import Delivery
 
 logger = logging.getLogger(__name__)
 
@@ -26,12 +25,12 @@ class RunningJobs:
         """The uncached tokens of all jobs."""
         return sum(job.ticket.num_uncached_tokens for job in self._jobs.values())
 
-    async def begin(self, job: Job, delivery: Delivery) -> None:
+    async def begin(self, job: Job) -> None:
         """Run a job, or acknowledge the ticket of one that runs already."""
         if any(job.request_id == other.request_id for other in self._jobs.values()):
             # Two jobs of one attempt would each settle while the other still writes.
             logger.info("handoff %s was delivered again while it runs", job.request_id)
-            await delivery.ack()
+            await job.delivery.ack()
             return
         task = asyncio.create_task(job.run())
         self._jobs[task] = job

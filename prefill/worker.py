@@ -6,22 +6,19 @@ import logging
 from functools import partial
 
 from tandem.engine.schedule.outputs import LoadStats, SequenceOutput
-from tandem.engine.schedule.sequence import LayerProgress, layer_boundaries
-from tandem.prefill.compute import PromptComputation, Step
+from tandem.engine.schedule.sequence import layer_boundaries
+from tandem.prefill.compute import PromptComputation, Prompts
 from tandem.prefill.config import PrefillConfig
 from tandem.prefill.job import Job
 from tandem.prefill.metrics import PrefillMetrics
-from tandem.prefill.prefix_pull import PrefixPuller
 from tandem.prefill.running_jobs import RunningJobs
-from tandem.prefill.tools import JobTools, PromptTools
 from tandem.queue.prefill_queue import Delivery
 from tandem.runtime.address import EndpointAddress
-from tandem.runtime.process.token_rate import TokenRate
 from tandem.runtime.store.discovery import watch_transfer
 from tandem.runtime.tasks import cancel, keep_running
 from tandem.runtime.wire.cluster_messages import RoleName, TransferMetadata
 from tandem.transfer.agents.link import GROUP_COUNTS
-from tandem.transfer.handoff.sender import SenderTools
+from tandem.transfer.handoff.sender import HandoffSender
 from tandem.worker.role import Details
 from tandem.worker.worker import Worker
 
@@ -31,7 +28,6 @@ RETRY_S = 0.5  # after an unexpected error
 CONNECT_RETRY_S = 5.0  # after a decode worker could not be connected to, or measured
 GIVE_BACK_DELAY_S = 0.01  # so that another worker gets the ticket
 LEAVE_S = 0.05  # between looks, while tickets are left to another worker
-RATE_SMOOTHING = 0.2  # of the rate of computing
 
 
 class PrefillRole:
@@ -46,12 +42,10 @@ class PrefillRole:
         self._namespace = worker.settings.runtime.namespace
         self.engine, self.loop = worker.engine, worker.loop
         self.node, self.queue, self._group = worker.node, worker.queue, worker.group
-        self.loop.listen_to_layers(self._on_layers)
         self.endpoint = EndpointAddress(self._namespace, "prefill", "prefill")
         self.metrics = PrefillMetrics(worker.settings.model_name)
-        self._steps: dict[str, asyncio.Queue[Step]] = {}
+        self._prompts = Prompts(worker, self.metrics)
         self._jobs = RunningJobs()
-        self._rate = TokenRate(RATE_SMOOTHING)
         self._receiving: asyncio.Task[None] | None = None  # once it is up
 
     # ---- lifecycle ----------------------------------------------------------------------------
@@ -59,6 +53,14 @@ class PrefillRole:
     async def start(self, stack: contextlib.AsyncExitStack) -> None:
         """Follow the decode workers."""
         await self._watch_peers(stack)
+        self._sender = HandoffSender(
+            self.node,
+            self._group,
+            self._worker.settings.transfer,
+            self._peers,
+            compute=partial(PromptComputation, self._prompts),
+            on_written=self.metrics.written,
+        )
         stack.push_async_callback(self._jobs.end, "the prefill worker stopped")
         stack.push_async_callback(self._stop_receiving)
 
@@ -140,7 +142,7 @@ class PrefillRole:
 
     async def _receive(self) -> None:
         """Take tickets up to the budget of jobs and of uncached tokens."""
-        config, tools = self._config, self._tools()
+        config = self._config
         while True:
             await self._jobs.room(config)
             # One at a time: the next may exceed the budget, and other workers may be idle.
@@ -149,60 +151,36 @@ class PrefillRole:
                 while self._leaves_tickets():
                     await asyncio.sleep(LEAVE_S)
                 for delivery in await self.queue.receive(1, config.receive_timeout_s):
-                    await self._begin(Job(tools, delivery), delivery)
+                    await self._begin(delivery)
             except Exception:
                 # The loop must go on: a worker that takes no more tickets is lost.
                 logger.exception("a ticket could not be taken")
                 await asyncio.sleep(RETRY_S)
 
-    def _tools(self) -> JobTools:
-        settings = self._worker.settings
-        block_size = self.engine.block_pool.block_size
-        model_config = self.engine.runner.model_config
-        prompt_tools = PromptTools(
-            group=self._group,
-            loop=self.loop,
-            steps=self._steps,
-            metrics=self.metrics,
-            puller=PrefixPuller(self.loop, self._group, self._rate, block_size),
-            matcher_of=self._worker.matcher_of,
-            block_size=block_size,
-            layer_groups=model_config.layer_groups,
-            vocab_size=model_config.vocab_size,
-            max_chunk_tokens=self.engine.scheduler.max_num_batched_tokens,
-            transfer=settings.transfer,
-        )
-        sender_tools = SenderTools(
-            node=self.node,
-            group=self._group,
-            peers=self._peers,
-            transfer=settings.transfer,
-            deployment=self._worker.deployment,
-            compute=partial(PromptComputation, prompt_tools),
-            on_written=self.metrics.written,
-        )
-        renew_interval_s = settings.queue.ack_wait_s / 3
-        return JobTools(sender_tools, self.metrics, self._worker.trace, renew_interval_s)
+    def _job(self, delivery: Delivery) -> Job:
+        renew_interval_s = self._worker.settings.queue.ack_wait_s / 3
+        return Job(self._sender, self.metrics, self._worker.trace, renew_interval_s, delivery)
 
     def _leaves_tickets(self) -> bool:
         """Return True while another worker should take tickets, by the load reported last."""
         load, owner = self._worker.last_load, self._worker.roles.tickets
         return owner is not None and load is not None and owner.leaves_tickets(load)
 
-    async def _begin(self, job: Job, delivery: Delivery) -> None:
+    async def _begin(self, delivery: Delivery) -> None:
+        ticket = delivery.job
         if self._leaves_tickets():  # answers came while the ticket was on its way
             await delivery.give_back(GIVE_BACK_DELAY_S)
             return
-        if job.ticket.decode_instance == self.node.instance_id:
+        if ticket.decode_instance == self.node.instance_id:
             await self._end_own_ticket(delivery)
             return
         if not self._worker.own_prompts.none.is_set():  # one came while the ticket was on its way
             await delivery.give_back(GIVE_BACK_DELAY_S)
             return
-        if job.ticket.num_tokens > self.node.max_prompt_tokens:  # for a worker with more context
+        if ticket.num_tokens > self.node.max_prompt_tokens:  # for a worker with more context
             await delivery.give_back(GIVE_BACK_DELAY_S)
             return
-        await self._jobs.begin(job, delivery)
+        await self._jobs.begin(self._job(delivery))
 
     async def _end_own_ticket(self, delivery: Delivery) -> None:
         """Offer the ticket to others once; when it comes again, its prompt is computed here."""
@@ -215,14 +193,7 @@ class PrefillRole:
             await delivery.give_back(GIVE_BACK_DELAY_S)
 
     def on_outputs(self, outputs: list[SequenceOutput]) -> None:
-        for output in outputs:
-            if (steps := self._steps.get(output.request_id)) is not None:
-                steps.put_nowait(output)
-
-    def _on_layers(self, progress: list[LayerProgress]) -> None:
-        for step in progress:
-            if (steps := self._steps.get(step.request_id)) is not None:
-                steps.put_nowait(step)
+        self._prompts.advance(outputs)
 
     # ---- state --------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,9 +11,9 @@ from tandem.decode.thresholds import LiveThresholds
 from tandem.prefill.job import Job
 from tandem.prefill.metrics import PrefillMetrics
 from tandem.prefill.running_jobs import RunningJobs
-from tandem.prefill.tools import JobTools
 from tandem.queue.deployment import deployment_id
 from tandem.queue.jetstream import JetStreamQueue
+from tandem.queue.prefill_queue import Delivery
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ServiceError, TandemError
@@ -38,7 +39,7 @@ from tandem.runtime.wire.cluster_messages import (
 )
 from tandem.runtime.wire.messages import encode
 from tandem.transfer.agents.group import TransferGroup
-from tandem.transfer.handoff.sender import SenderTools
+from tandem.transfer.handoff.sender import HandoffSender
 from tandem.transfer.handoff.server import HandoffServer
 from tandem.transfer.network_devices import confine_ucx
 from tandem.transfer.peers import is_stopped
@@ -96,7 +97,7 @@ class Member:
         self._server: HandoffServer
         self._handoffs: VllmHandoffs
         self._peers: TypedView[TransferMetadata]  # at a prefill worker, as the next three
-        self._tools: JobTools
+        self._new_job: Callable[[Delivery], Job]
         self._prompts = TicketPrompts(node.client, settings.prompts, settings.rank, pool, ends)
         self._jobs = RunningJobs()
         self._stack = contextlib.AsyncExitStack()
@@ -149,17 +150,16 @@ class Member:
         stack.push_async_callback(peers.close)
         await peers.ready()
         metrics = PrefillMetrics(node.model)
-        sender = SenderTools(
-            node=node,
-            group=self._group,
-            peers=peers,
-            transfer=config.transfer,
-            deployment=node.deployment,
+        sender = HandoffSender(
+            node,
+            self._group,
+            config.transfer,
+            peers,
             compute=partial(TicketPrompt, self._prompts),
             on_written=metrics.written,
         )
         trace = TraceFile(None, "prefill", node.instance_id)
-        self._tools = JobTools(sender, metrics, trace, config.queue.ack_wait_s / 3)
+        self._new_job = partial(Job, sender, metrics, trace, config.queue.ack_wait_s / 3)
         stack.push_async_callback(self._jobs.end, "the prefill worker stopped")
         stack.callback(peers.subscribe(self._meet))
         if self._settings.rank == 0:
@@ -171,7 +171,7 @@ class Member:
         config = self._config.prefill
         await self._jobs.room(config)
         for delivery in await self._queue.receive(1, config.receive_timeout_s):
-            await self._jobs.begin(Job(self._tools, delivery), delivery)
+            await self._jobs.begin(self._new_job(delivery))
 
     def _meet(self, instance_id: str, peer: TransferMetadata | None) -> None:
         """Connect to a decode worker before its first ticket comes; a ticket connects again."""
@@ -200,7 +200,7 @@ class Member:
             self._handoffs.cancel(key)
         for key in orders.begun if self._settings.rank else ():
             ticket = self._prompts.follow(key, self.node.deployment, self._peers.items)
-            self._server.spawn(self._jobs.begin(Job(self._tools, ticket), ticket))
+            self._server.spawn(self._jobs.begin(self._new_job(ticket)))
 
     def take_progress(self, orders: Orders, event: "Event | None") -> None:
         """Have the blocks written that a step has completed once `event` has happened."""

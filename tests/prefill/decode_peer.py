@@ -288,6 +288,6 @@ class Stage:
         await worker.loop.call(lambda engine: engine.check_invariants())
         pool = worker.engine.block_pool
         assert pool.num_free + pool.num_cached == NUM_BLOCKS
-        assert not worker._steps
+        assert not worker._prompts.open
         while (depth := await self.peer.queue.depth()).num_jobs or depth.num_in_progress:
             await asyncio.sleep(0.01)

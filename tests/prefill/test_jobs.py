@@ -223,7 +223,7 @@ async def before_the_answer(stage: Stage, offer: Offer) -> None:
 
 async def before_the_first_step(stage: Stage, offer: Offer) -> None:
     offer.may_answer.set()
-    await eventually(lambda: bool(stage.worker._steps))
+    await eventually(lambda: bool(stage.worker._prompts.open))
 
 
 def stop(stage: Stage, offer: Offer) -> Awaitable[None]:
@@ -258,7 +258,7 @@ async def test_a_job_that_is_broken_off_settles(
             offer = await stage.offer(fresh_prompt(LONG), waits=True)
             await moment(stage, offer)
             ending = asyncio.ensure_future(end(stage, offer))
-            steps = list(stage.worker._steps.values())
+            steps = list(stage.worker._prompts.open.values())
             await eventually(lambda: bool(offer.settled or (steps and steps[0].qsize())))
         settled = await stage.settled(offer)
         assert (settled.num_completed, settled.num_failed) == (0, 0) and settled.error
@@ -417,7 +417,7 @@ async def test_a_malformed_answer_to_a_claim_ends_the_ticket(stage: Stage) -> No
 async def test_a_draining_worker_finishes_its_jobs_and_takes_no_other(stage: Stage) -> None:
     with stage.frozen_engine():
         offer = await stage.offer(fresh_prompt(LONG))
-        await eventually(lambda: bool(stage.worker._steps))
+        await eventually(lambda: bool(stage.worker._prompts.open))
         draining = asyncio.create_task(stage.process.drain())
         await eventually(lambda: not stage.worker.node._records)
     assert await stage.text(offer) == stage.undisturbed(fresh_prompt(LONG))
@@ -445,7 +445,7 @@ async def test_a_job_in_hand_outlives_the_queue_and_pulling_goes_on_when_it_is_b
         async with Stage(config, tiny_model) as stage:
             with stage.frozen_engine():
                 offer = await stage.offer(fresh_prompt(LONG))
-                await eventually(lambda: bool(stage.worker._steps))
+                await eventually(lambda: bool(stage.worker._prompts.open))
                 nats.kill()
             assert await stage.text(offer) == stage.undisturbed(fresh_prompt(LONG))
             nats.start()

@@ -18,7 +18,7 @@ async def warm_stage(stage: Stage) -> Stage:
 
 
 async def test_a_prefix_is_read_where_computing_it_takes_longer(warm_stage: Stage) -> None:
-    warm_stage.worker._rate.s_per_token = SLOW
+    warm_stage.worker._prompts.rate.s_per_token = SLOW
     offer = await warm_stage.offer(PROMPT)
     text = await warm_stage.text(offer)
     assert text.token_ids == warm_stage.undisturbed(PROMPT).token_ids
@@ -30,7 +30,7 @@ async def test_a_prefix_is_read_where_computing_it_takes_longer(warm_stage: Stag
 
 
 async def test_what_was_read_is_cached_and_is_not_read_again(warm_stage: Stage) -> None:
-    warm_stage.worker._rate.s_per_token = SLOW
+    warm_stage.worker._prompts.rate.s_per_token = SLOW
     await warm_stage.text(await warm_stage.offer(PROMPT))
     again = await warm_stage.offer([*PROMPT[:40], 8, 9])
     await warm_stage.text(again)
@@ -39,7 +39,7 @@ async def test_what_was_read_is_cached_and_is_not_read_again(warm_stage: Stage) 
 
 
 async def test_a_prefix_is_computed_where_that_is_faster(warm_stage: Stage) -> None:
-    warm_stage.worker._rate.s_per_token = FAST
+    warm_stage.worker._prompts.rate.s_per_token = FAST
     offer = await warm_stage.offer(PROMPT)
     await warm_stage.text(offer)
     assert offer.pulled == [] and offer.first is not None and offer.first.num_cached_tokens == 0
@@ -49,7 +49,7 @@ async def test_a_prefix_that_is_not_what_the_decode_worker_has_is_computed(
     warm_stage: Stage,
 ) -> None:
     """As when its blocks were taken by others while they were read."""
-    warm_stage.worker._rate.s_per_token = SLOW
+    warm_stage.worker._prompts.rate.s_per_token = SLOW
     offer = warm_stage.prepare(PROMPT)
     offer.spoils_pulls = 1
     await warm_stage.publish(offer)

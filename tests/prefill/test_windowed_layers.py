@@ -156,7 +156,7 @@ async def test_layers_under_way_keep_all_blocks_of_a_retracted_prompt(
         await reached.wait()
         await eventually(lambda: len(fabric.pending) == 5)
         offer.retract()
-        await eventually(lambda: not stage.worker._steps)
+        await eventually(lambda: not stage.worker._prompts.open)
     await eventually(lambda: stage.num_held == 11 + 3 * len(LAST))  # of the full group, of others
     assert not offer.settled
     fabric.held = False

@@ -38,7 +38,7 @@ async def test_only_the_blocks_that_will_be_read_are_sent(stage: Stage) -> None:
 
 async def test_a_prefix_is_read_as_far_as_the_window_of_later_tokens_reaches(stage: Stage) -> None:
     stage.undisturbed([*PROMPT[:40], 5, 6, 7], salt="")
-    stage.worker._rate.s_per_token = 1.0
+    stage.worker._prompts.rate.s_per_token = 1.0
     offer = await stage.offer(PROMPT)
     text = await stage.text(offer)
     assert text.token_ids == stage.undisturbed(PROMPT).token_ids

@@ -41,7 +41,7 @@ class Claimant:
         self._node = node
         self._group = group
         self._peers = peers
-        self._ticket = ticket
+        self.ticket = ticket
         self._peer: TransferMetadata | None = None
 
     async def find_peer(self) -> TransferMetadata:
@@ -50,7 +50,7 @@ class Claimant:
         The ticket of a new decode worker can arrive before its metadata: wait a little. Raise
         NotFoundError without them, since only registered decode workers are dialed.
         """
-        peers, decode_instance = self._peers, self._ticket.decode_instance
+        peers, decode_instance = self._peers, self.ticket.decode_instance
         if decode_instance not in peers.items:
             with contextlib.suppress(DeadlineError):
                 await peers.wait_for(lambda items: decode_instance in items, PEER_WAIT_S)
@@ -61,7 +61,7 @@ class Claimant:
 
     async def claim(self, context: RequestContext) -> ResponseStream:
         """Claim the ticket at the peer; the answer is the first item of the stream."""
-        node, ticket = self._node, self._ticket
+        node, ticket = self._node, self.ticket
         claim = Claim(
             ticket.handoff_id,
             ticket.attempt,
@@ -88,7 +88,7 @@ class Claimant:
 
     async def settle_unwritten(self, reason: str) -> None:
         """Tell the decode worker that nothing was written, and why."""
-        ticket, why = self._ticket, reason[:MAX_TEXT]
+        ticket, why = self.ticket, reason[:MAX_TEXT]
         await self.settle(Settled(ticket.handoff_id, ticket.attempt, 0, 0, why, run=self.run_id))
 
     async def settle(self, settled: Settled, notice: bytes | None = None) -> None:
@@ -102,7 +102,7 @@ class Claimant:
             logger.warning("handoff %s: not settled: %s", self.request_id, error)
             if notice is not None:
                 with contextlib.suppress(TransferError):
-                    await self._group.notify(self._ticket.decode_instance, notice)
+                    await self._group.notify(self.ticket.decode_instance, notice)
 
     async def tell(self, endpoint: str, payload: bytes) -> bytes:
         """Call an endpoint of the decode worker and return its answer."""

@@ -7,7 +7,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from tandem.runtime.context import RequestContext
@@ -41,85 +40,88 @@ class Computation(Protocol):
         """Free the prompt's blocks: nothing reads them any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class SenderTools:
-    """The parts of a prefill worker that all of its handoffs use."""
-
-    node: Node
-    group: TransferGroup
-    peers: TypedView[TransferMetadata]
-    transfer: TransferConfig
-    deployment: str
-    compute: Callable[[Claimant, BlockWriter, Timeline], Computation]
-    on_written: Callable[[int | None], None]  # as in BlockWriter
-
-
 class HandoffSender:
-    """Carries one run of a ticket out."""
+    """Carries out the tickets of a prefill worker. `compute` begins to compute a prompt.
+
+    `on_written` is as in BlockWriter.
+    """
 
     def __init__(
-        self, tools: SenderTools, ticket: PrefillJob, context: RequestContext, timeline: Timeline
+        self,
+        node: Node,
+        group: TransferGroup,
+        transfer: TransferConfig,
+        peers: TypedView[TransferMetadata],
+        *,
+        compute: Callable[[Claimant, BlockWriter, Timeline], Computation],
+        on_written: Callable[[int | None], None],
     ) -> None:
-        self.claimant = Claimant(tools.node, tools.group, tools.peers, ticket)
-        self._tools = tools
-        self._ticket = ticket
-        self._context = context
-        self._timeline = timeline
+        self.node = node
+        self._group = group
+        self._transfer = transfer
+        self._peers = peers
+        self._compute = compute
+        self._on_written = on_written
 
-    async def run(self) -> str:
+    def claimant(self, ticket: PrefillJob) -> Claimant:
+        """Return one run of a ticket."""
+        return Claimant(self.node, self._group, self._peers, ticket)
+
+    async def run(self, claimant: Claimant, context: RequestContext, timeline: Timeline) -> str:
         """Claim the ticket and deliver its KV; return the outcome. Raise TandemErrors.
 
         "excluded" and "unregistered" are outcomes of a ticket that another worker can serve, "late"
         is one of a ticket that any can serve later.
         """
-        ticket, claimant = self._ticket, self.claimant
-        if ticket.deployment != self._tools.deployment:
+        ticket = claimant.ticket
+        if ticket.deployment != self.node.deployment:
             return "stale"
         peer = await claimant.find_peer()
         if peer.epoch != ticket.decode_epoch:
             return "stale"
         claim_sent_at = time.perf_counter()
-        async with await claimant.claim(self._context) as stream:
+        async with await claimant.claim(context) as stream:
             answer = await claimant.read_answer(stream)
             if isinstance(answer, ClaimRefused):
                 return answer.reason
             if not isinstance(answer, Claimed):
                 return "cancelled"
-            self._timeline.mark("claimed")
-            link = await self._connect(answer, peer)
+            timeline.mark("claimed")
+            link = await self._connect(claimant, answer, peer)
             machine = PrefillHandoff(
                 ticket.handoff_id,
                 ticket.attempt,
                 answer,
                 claim_sent_at=claim_sent_at,
-                margin_ms=self._tools.transfer.lease_margin_ms,
-                num_layers=self._tools.group.layout.num_layers,
+                margin_ms=self._transfer.lease_margin_ms,
+                num_layers=self._group.layout.num_layers,
                 rank_pairs=link.rank_pairs,
                 run=claimant.run_id,
             )
-            await self._deliver(stream, machine, link)
+            writer = BlockWriter(self._group, machine, link, timeline, self._on_written)
+            await self._deliver(claimant, stream, writer, timeline)
             return "delivered" if not machine.error else "failed"
 
-    async def _connect(self, grant: Claimed, peer: TransferMetadata) -> Link:
+    async def _connect(self, claimant: Claimant, grant: Claimed, peer: TransferMetadata) -> Link:
         """Return a link for the grant's blocks. Settle if there is none."""
         try:
             if not all(0 <= block_id < peer.num_blocks for _, block_id in grant.fill):
                 raise TransferError(f"a block to fill is out of range: {peer.num_blocks} blocks")
-            return await self._tools.group.connect(peer)
+            return await self._group.connect(peer)
         except TandemError as error:
-            await self.claimant.settle_unwritten(error.message)
+            await claimant.settle_unwritten(error.message)
             raise
 
-    async def _deliver(self, stream: ResponseStream, machine: PrefillHandoff, link: Link) -> None:
+    async def _deliver(
+        self, claimant: Claimant, stream: ResponseStream, writer: BlockWriter, timeline: Timeline
+    ) -> None:
         """Compute and write until everything has landed, failed or been stopped; then settle."""
-        tools, timeline = self._tools, self._timeline
-        writer = BlockWriter(tools.group, machine, link, timeline, tools.on_written)
-        prompt = tools.compute(self.claimant, writer, timeline)
+        machine, prompt = writer.machine, self._compute(claimant, writer, timeline)
         listening = asyncio.create_task(self._listen(stream, machine, prompt))
         try:
             await prompt.run()
         except TandemError as error:
-            logger.warning("handoff %s: %s", self.claimant.request_id, error)
+            logger.warning("handoff %s: %s", claimant.request_id, error)
             machine.stop(error.message)
         finally:
             if machine.has_unposted:
@@ -128,7 +130,7 @@ class HandoffSender:
             if not machine.pinned:  # else a write of unknown end may still read the blocks
                 prompt.release()
                 settled = machine.settled(timeline.since("claimed"))
-                await self.claimant.settle(settled, machine.settled_notice())
+                await claimant.settle(settled, machine.settled_notice())
             listening.cancel()
 
     async def _listen(
