@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Raw
 
 from tandem.frontend.anthropic.errors import AnthropicErrors
-from tandem.frontend.generation.piece_sink import Ending
+from tandem.frontend.generation.piece_writer import Ending
 from tandem.frontend.parsers.pieces import Content, Piece, Reasoning, ToolCallDelta, part_key
 from tandem.frontend.telemetry.request_log import TokenCounts
 from tandem.runtime.address import new_id
@@ -75,7 +75,6 @@ class MessageWriter(AnthropicErrors):
         self._parts: list[str] = []  # of the block that grows
         self._first: Piece | None = None  # of the block that grows
         self._call_id = ""
-        self._body = b""
 
     def begin(self, tokens: TokenCounts) -> bytes:
         message = MessageObject(self._id, self._model, [], None, None, _usage(tokens))
@@ -93,13 +92,11 @@ class MessageWriter(AnthropicErrors):
         message = MessageObject(
             self._id, self._model, self._blocks, reason, ending.stop_string, usage
         )
-        self._body = _encode(message)
+        if not self._is_stream:
+            return _encode(message)
         delta = {"stop_reason": reason, "stop_sequence": ending.stop_string}
         last = self._event("message_delta", delta=delta, usage=usage)
         return closed + last + self._event("message_stop")
-
-    def whole(self) -> bytes:
-        return self._body
 
     def _take(self, piece: Piece) -> bytes:
         opened = b""

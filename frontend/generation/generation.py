@@ -1,4 +1,4 @@
-"""The generation of a plan: every choice on a decode worker, its tokens to a sink as they come."""
+"""The generation of a plan: every choice on a decode worker, its tokens to a writer."""
 
 import asyncio
 import time
@@ -49,7 +49,7 @@ class ChoiceRun(msgspec.Struct):
     text: ChoiceText
     failover: Failover
     generated: list[int] = []  # tokens of the answer so far
-    has_begun: bool = False  # a worker has answered, and the sink has begun the choice
+    has_begun: bool = False  # a worker has answered, and the writer has begun the choice
     began_with: RoutingDecision | None = None  # the choice of the worker that began it
     report: PrefillReport | None = None  # of the worker that began it
     timeline_ms: dict[str, float] | None = None  # the whole, where one worker generated everything
@@ -68,27 +68,12 @@ class ChoiceRun(msgspec.Struct):
         return self.decision.instance_id
 
 
-class Sink(Protocol):
-    """The receiver of generated tokens, which makes the response of them."""
-
-    async def first(self, run: ChoiceRun) -> bytes:
-        """Begin a choice. Its first tokens have come, and its report is set.
-
-        Returns the bytes to send before those of the tokens.
-        """
-
-    def deltas(self, run: ChoiceRun, deltas: list[TokenDelta]) -> bytes:
-        """Take tokens of a choice. Returns the bytes to send now."""
-
-    async def last(self, run: ChoiceRun, body: bytes) -> None:
-        """End a choice. `body` is the last result of `deltas`, not sent yet."""
-
-
 class Answer(msgspec.Struct):
     """The choices of a request while they are generated."""
 
     plan: Plan
     runs: list[ChoiceRun]
+    num_open: int  # choices that have not ended
 
     def tokens(self) -> TokenCounts:
         """Return the tokens so far; those found in a prefix cache count once per prompt."""
@@ -137,6 +122,22 @@ class Answer(msgspec.Struct):
         )
 
 
+class AnswerWriter(Protocol):
+    """Makes the response of generated tokens: bytes to send now; a whole one comes at its end.
+
+    Each method is called for each choice.
+    """
+
+    async def begin(self, run: ChoiceRun) -> bytes:
+        """Begin a choice. Its first tokens have come, and its report is set."""
+
+    def take(self, run: ChoiceRun, deltas: list[TokenDelta]) -> bytes:
+        """Take tokens of a choice."""
+
+    async def end(self, run: ChoiceRun) -> bytes:
+        """End a choice, which is counted as open no more."""
+
+
 def new_answer(plan: Plan, deps: FrontendDeps, owner: str) -> Answer:
     """Return an answer of which nothing is generated yet, for the holder of an API key."""
     model, body = plan.model, plan.body
@@ -160,13 +161,15 @@ def new_answer(plan: Plan, deps: FrontendDeps, owner: str) -> Answer:
         failover = Failover(choice.request.request_id, model, plan.context, deps, owner)
         return ChoiceRun(choice, text, failover)
 
-    return Answer(plan, [new_run(choice) for choice in plan.choices])
+    return Answer(plan, [new_run(choice) for choice in plan.choices], len(plan.choices))
 
 
-async def generate(answer: Answer, sink: Sink, exchange: Exchange, deps: FrontendDeps) -> None:
+async def generate(
+    answer: Answer, writer: AnswerWriter, exchange: Exchange, deps: FrontendDeps
+) -> None:
     """Generate all choices. The first error cancels the others and is raised."""
     works = [
-        run.failover.run(_ChoiceSequence(run, answer.plan, sink, exchange, deps))
+        run.failover.run(_ChoiceSequence(run, answer, writer, exchange, deps))
         for run in answer.runs
     ]
     try:
@@ -195,18 +198,23 @@ async def all_of(works: list[Work], context: RequestContext) -> None:
 
 
 class _ChoiceSequence:
-    """One choice between its workers and its sink: a `WorkerSequence`."""
+    """One choice between its workers and its client: a `WorkerSequence`."""
 
     def __init__(
-        self, run: ChoiceRun, plan: Plan, sink: Sink, exchange: Exchange, deps: FrontendDeps
+        self,
+        run: ChoiceRun,
+        answer: Answer,
+        writer: AnswerWriter,
+        exchange: Exchange,
+        deps: FrontendDeps,
     ) -> None:
         self._run = run
-        self._plan = plan
-        self._sink = sink
+        self._answer, self._plan = answer, answer.plan
+        self._writer = writer
         self._exchange = exchange
         self._metrics = deps.metrics
         self._recent = deps.recent
-        self._gaps = deps.metrics.inter_token_latency.labels(plan.head.model)
+        self._gaps = deps.metrics.inter_token_latency.labels(answer.plan.head.model)
 
     @property
     def num_generated(self) -> int:
@@ -248,12 +256,12 @@ class _ChoiceSequence:
         run = self._run
         if not run.has_begun or len(run.generated) < run.choice.request.stop.max_tokens:
             return False
-        await self._sink.last(run, self._sink.deltas(run, [TokenDelta([], "length")]))
+        await self._end(self._writer.take(run, [TokenDelta([], "length")]))
         return True
 
     async def _take_all(self, stream: ResponseStream) -> None:
         """Pass deltas on until the choice ends: all that have arrived, in one write."""
-        run, sink, send = self._run, self._sink, self._exchange.send
+        run, writer, send = self._run, self._writer, self._exchange.send
         text, generated = run.text, run.generated
         deltas = list(map(_decode_delta, await stream.take()))
         begin = await self._begin(deltas[0])
@@ -266,7 +274,7 @@ class _ChoiceSequence:
             was_given_up = deltas[-1].finish_reason == "cancelled"
             if was_given_up:
                 deltas[-1] = msgspec.structs.replace(deltas[-1], finish_reason=None)
-            body = sink.deltas(run, deltas)
+            body = writer.take(run, deltas)
             if num_tokens:
                 self._observe_gap(text.num_tokens - num_tokens)
             else:
@@ -282,7 +290,20 @@ class _ChoiceSequence:
             run.timeline_ms = deltas[-1].timeline_ms
         if run.timeline_ms is not None and run.report is not None:
             self._recent.ended(run.instance_id, run.report, run.timeline_ms)
-        await sink.last(run, body)
+        await self._end(body)
+
+    async def _end(self, body: bytes) -> None:
+        """End the choice after `body`, which is not sent yet; the last one ends the response."""
+        answer, exchange = self._answer, self._exchange
+        answer.num_open -= 1
+        body += await self._writer.end(self._run)
+        if answer.num_open:
+            if body:
+                await exchange.write(body)
+        elif self._plan.body.stream:
+            await exchange.end_stream(body)
+        else:
+            await exchange.respond(200, body, answer.headers(answer.runs[0], exchange))
 
     async def _begin(self, delta: TokenDelta) -> bytes:
         """Note the first delta of a worker, which begins the choice or resumes it.
@@ -306,7 +327,9 @@ class _ChoiceSequence:
         if delta.prefill is not None:
             self._metrics.prefills.add(model, delta.prefill.place)
             self._recent.began(run.instance_id, delta.prefill)
-        return await self._sink.first(run)
+        if self._plan.body.stream and not self._exchange.has_events:
+            await self._exchange.start_stream(self._answer.headers(run, self._exchange))
+        return await self._writer.begin(run)
 
     def _observe_gap(self, num_tokens: int) -> None:
         if num_tokens == 0:

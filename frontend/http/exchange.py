@@ -61,7 +61,7 @@ class ErrorShape(Protocol):
 class Exchange:
     """One request to read and one response to write, with the state of the response.
 
-    The sink of a stream may replace `errors`, whose events can depend on those before them.
+    The API of a request may replace `errors`, whose events can depend on those before them.
     """
 
     __slots__ = (

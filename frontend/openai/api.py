@@ -4,8 +4,8 @@ from tandem.frontend.chat.requests import ChatRequest, CompletionRequest
 from tandem.frontend.chat.text_body import Route, parse_text
 from tandem.frontend.errors import OpenAIErrors
 from tandem.frontend.http.api import Call, Work
-from tandem.frontend.openai.sse import StreamSink
-from tandem.frontend.openai.whole import WholeSink
+from tandem.frontend.openai.sse import StreamWriter
+from tandem.frontend.openai.whole import WholeWriter
 from tandem.frontend.shapes.generations import Generations
 from tandem.frontend.text.answers import StreamedText, WholeText
 
@@ -32,4 +32,5 @@ class OpenAIApi:
             writer = StreamedText if text_body.stream else WholeText
             return generations.of_text(text_body, writer, call)
         body = generations.parse(self._kind, raw, call.ignored)
-        return await generations.of_tokens(body, StreamSink if body.stream else WholeSink, call)
+        new_writer = StreamWriter if body.stream else WholeWriter
+        return await generations.of_tokens(body, new_writer, call)

@@ -1,4 +1,4 @@
-"""OpenAI's two streams as server-sent events: the bytes of a chunk, and the sink that sends them.
+"""OpenAI's two streams as server-sent events: the bytes of a chunk, and the writer of a stream.
 
 The bytes around a piece of content are the same in all chunks of one choice. They are encoded
 once, and per chunk only the text is escaped.
@@ -16,7 +16,6 @@ from tandem.frontend.chat.responses import (
 )
 from tandem.frontend.generation.generation import Answer, ChoiceRun
 from tandem.frontend.http.events import DONE
-from tandem.frontend.http.exchange import Exchange
 from tandem.frontend.openai.echoed import echoed_logprobs
 from tandem.frontend.parsers.pieces import Content, Piece, Reasoning, ToolCallDelta
 from tandem.runtime.wire.messages import FinishReason, TokenDelta
@@ -158,22 +157,18 @@ def _tool_call_chunk(piece: ToolCallDelta) -> ToolCallChunk:
     return ToolCallChunk(piece.index, function, piece.id, "function")
 
 
-class StreamSink:
+class StreamWriter:
     """Answers by events. The status is sent with the first token of any choice."""
 
-    def __init__(self, answer: Answer, exchange: Exchange) -> None:
+    def __init__(self, answer: Answer) -> None:
         self._answer = answer
-        self._exchange = exchange
         choices = answer.plan.choices
         self._writers = [ChunkWriter(answer.plan.head, choice.index) for choice in choices]
-        self._num_open = len(choices)
         self._has_logprobs = answer.plan.body.num_logprobs is not None
         self._has_token_ids = bool(answer.plan.body.return_token_ids)
         self._has_continuous_usage = answer.plan.body.has_continuous_usage
 
-    async def first(self, run: ChoiceRun) -> bytes:
-        if not self._exchange.has_events:
-            await self._exchange.start_stream(self._answer.headers(run, self._exchange))
+    async def begin(self, run: ChoiceRun) -> bytes:
         echo, listed = run.choice.prompt.echo, await echoed_logprobs(run)
         writer = self._writers[run.choice.index]
         self._count(writer)
@@ -184,7 +179,7 @@ class StreamSink:
             begin += writer.piece(Content(echo), listed)
         return begin
 
-    def deltas(self, run: ChoiceRun, deltas: list[TokenDelta]) -> bytes:
+    def take(self, run: ChoiceRun, deltas: list[TokenDelta]) -> bytes:
         writer = self._writers[run.choice.index]
         if self._has_logprobs or self._has_token_ids:
             return b"".join(self._with_tokens(run, delta, writer) for delta in deltas)
@@ -194,26 +189,24 @@ class StreamSink:
             return writer.piece(pieces[0])
         return b"".join(map(writer.piece, pieces))
 
-    async def last(self, run: ChoiceRun, body: bytes) -> None:
+    async def end(self, run: ChoiceRun) -> bytes:
         assert run.text.finish_reason is not None
         writer = self._writers[run.choice.index]
         self._count(writer)
         end = run.text.stop_token_id
         token_ids = ([] if end is None else [end]) if self._has_token_ids else None
-        body += writer.finish(
+        body = writer.finish(
             run.text.finish_reason,
             self._answer.timeline(run),
             token_ids,
             is_call_cut=run.text.is_call_cut,
         )
-        self._num_open -= 1
-        if self._num_open:
-            await self._exchange.write(body)
-            return
+        if self._answer.num_open:
+            return body
         head = self._answer.plan.head
         if head.with_usage:
             body += usage_event(head, self._answer.usage())
-        await self._exchange.end_stream(body + DONE)
+        return body + DONE
 
     def _count(self, writer: ChunkWriter) -> None:
         if self._has_continuous_usage:

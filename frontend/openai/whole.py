@@ -1,4 +1,4 @@
-"""The sink that answers once, when all choices have ended."""
+"""The writer that answers once, when all choices have ended."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -18,7 +18,6 @@ from tandem.frontend.chat.responses import (
     finish_reason_of,
 )
 from tandem.frontend.generation.generation import Answer, ChoiceRun
-from tandem.frontend.http.exchange import Exchange
 from tandem.frontend.openai.echoed import echoed_logprobs, prompt_logprobs
 from tandem.frontend.parsers.pieces import Content, Piece, Reasoning, ToolCallDelta
 from tandem.runtime.wire.messages import TokenDelta, TokenLogprobs
@@ -61,21 +60,19 @@ class _Choice(msgspec.Struct):
         self.tool_calls[piece.index] = ToolCall(call.id, function)
 
 
-class WholeSink:
+class WholeWriter:
     """Answers with one JSON body."""
 
-    def __init__(self, answer: Answer, exchange: Exchange) -> None:
+    def __init__(self, answer: Answer) -> None:
         self._answer = answer
-        self._exchange = exchange
         self._choices = [_Choice() for _ in answer.runs]
-        self._num_open = len(answer.runs)
         self._has_logprobs = answer.plan.body.num_logprobs is not None
         self._has_token_ids = bool(answer.plan.body.return_token_ids)
 
-    async def first(self, run: ChoiceRun) -> bytes:
+    async def begin(self, run: ChoiceRun) -> bytes:
         return b""  # nothing is sent yet
 
-    def deltas(self, run: ChoiceRun, deltas: list[TokenDelta]) -> bytes:
+    def take(self, run: ChoiceRun, deltas: list[TokenDelta]) -> bytes:
         choice = self._choices[run.choice.index]
         if not self._has_token_ids and not self._has_logprobs:
             for piece in run.text.take(deltas):
@@ -91,10 +88,9 @@ class WholeSink:
                 choice.logprobs += logprobs
         return b""
 
-    async def last(self, run: ChoiceRun, body: bytes) -> None:
-        self._num_open -= 1
-        if self._num_open:
-            return
+    async def end(self, run: ChoiceRun) -> bytes:
+        if self._answer.num_open:
+            return b""
         answer, head = self._answer, self._answer.plan.head
         choices: list[ChatChoice | CompletionChoice] = []
         for each in answer.runs:
@@ -111,8 +107,7 @@ class WholeSink:
             await self._prompt_logprobs(answer.runs[0]) if head.is_chat else msgspec.UNSET,
             self._prompt_token_ids(answer.runs[0]) if head.is_chat else msgspec.UNSET,
         )
-        headers = answer.headers(answer.runs[0], self._exchange)
-        await self._exchange.respond(200, _encode(response), headers)
+        return _encode(response)
 
     def _prompt_logprobs(self, run: ChoiceRun) -> Awaitable[PromptTokens]:
         return prompt_logprobs(run, self._answer.plan.body.prompt_logprobs)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tandem.frontend.generation.piece_sink import Ending
+from tandem.frontend.generation.piece_writer import Ending
 from tandem.frontend.parsers.pieces import TokenLogprob
 from tandem.frontend.responses.items import Status
 from tandem.frontend.responses.requests import Format, ResponsesRequest

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET
 
 from tandem.frontend.errors import OpenAIErrors
-from tandem.frontend.generation.piece_sink import Ending
+from tandem.frontend.generation.piece_writer import Ending
 from tandem.frontend.http.events import DONE
 from tandem.frontend.parsers.pieces import Content, Piece, Reasoning, ToolCallDelta, part_key
 from tandem.frontend.responses.events import (
@@ -51,13 +51,13 @@ class ResponseWriter(OpenAIErrors):
     ) -> None:
         self._response = response
         self._keep = keep
+        self._is_stream = is_stream
         self._events = Events(is_stream=is_stream)
         self._is_encrypted = is_encrypted
         self._tools = tools  # by their names in the chat
         self._output: list[OutputItem] = []  # those that are closed
         self._open: OpenItem | None = None
         self._open_key: object = None  # the kind of the open item, or the index of its call
-        self._body = b""
 
     def begin(self, tokens: TokenCounts) -> bytes:
         return self._events("response.created", response=self._response) + self._events(
@@ -71,14 +71,12 @@ class ResponseWriter(OpenAIErrors):
         is_cut = ending.reason == "length"
         begin = b"" if self._output or self._open else self._opened(Content(""))
         closed = begin + self._close("incomplete" if is_cut or ending.is_call_cut else "completed")
-        response = ended(self._response, self._output, ending)
-        self._body = _encode(response)
-        self._keep(self._body)
+        body = _encode(ended(self._response, self._output, ending))
+        self._keep(body)
+        if not self._is_stream:
+            return body
         kind = "response.incomplete" if is_cut else "response.completed"
-        return closed + self._events(kind, response=msgspec.Raw(self._body)) + DONE
-
-    def whole(self) -> bytes:
-        return self._body
+        return closed + self._events(kind, response=msgspec.Raw(body)) + DONE
 
     def event(self, error: TandemError) -> bytes:
         closed = self._close("incomplete")

@@ -1,19 +1,17 @@
 """A chat that another API has read, and its generation."""
 
+from functools import partial
+
 import msgspec
 
 from tandem.frontend.chat.body import StreamOptions
 from tandem.frontend.chat.origins import Origins
 from tandem.frontend.chat.requests import Chat
-from tandem.frontend.chat.responses import ResponseHead
 from tandem.frontend.chat.text_body import TextBody
-from tandem.frontend.generation.generation import Answer, Sink
-from tandem.frontend.generation.piece_sink import PieceSink, PieceWriter
+from tandem.frontend.generation.piece_writer import ChoiceWriter, PieceWriter
 from tandem.frontend.generation.plan import of_tokens
 from tandem.frontend.http.api import Call, Work
-from tandem.frontend.http.exchange import Exchange
 from tandem.frontend.shapes.generations import Generations
-from tandem.frontend.text.answers import TextWriter
 from tandem.frontend.text.pieces import TextPieces
 from tandem.runtime.errors import InvalidRequestError
 
@@ -37,17 +35,11 @@ class ChatShape:
                 options = StreamOptions(include_usage=True)
                 chat = msgspec.structs.replace(chat, stream_options=options)
             body = TextBody(chat.model, "chat", is_stream, is_stream, chat.in_openais_shape())
-
-            def new_writer(head: ResponseHead) -> TextWriter:
-                return TextPieces(head, writer, is_stream=is_stream)
-
-            return _named(generations.of_text(body, new_writer, call), chat.origins)
-
-        def new_sink(answer: Answer, exchange: Exchange) -> Sink:
-            return PieceSink(answer, exchange, writer, is_stream=is_stream)
+            work = generations.of_text(body, partial(TextPieces, writer=writer), call)
+            return _named(work, chat.origins)
 
         chat.check(generations.config, call.ignored)
-        return await generations.of_tokens(chat, new_sink, call)
+        return await generations.of_tokens(chat, partial(ChoiceWriter, writer=writer), call)
 
     async def num_tokens(self, chat: Chat, call: Call) -> int:
         """Return the number of tokens in the prompt of a chat.

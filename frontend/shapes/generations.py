@@ -9,15 +9,14 @@ from tandem.frontend.chat.requests import Body, ChatRequest, CompletionRequest, 
 from tandem.frontend.chat.text_body import Route, TextBody, model_named_in
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.generation.deps import FrontendDeps
-from tandem.frontend.generation.generation import Answer, Sink, generate, new_answer
+from tandem.frontend.generation.generation import Answer, AnswerWriter, generate, new_answer
 from tandem.frontend.generation.plan import default_sampling, most_generated, new_plan
 from tandem.frontend.generation.prompts import PromptMaker
 from tandem.frontend.http.api import Call, Work
-from tandem.frontend.http.exchange import Exchange
 from tandem.frontend.text.generation import NewWriter, TextGeneration
 from tandem.runtime.wire.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 
-NewSink = Callable[[Answer, Exchange], Sink]
+NewAnswerWriter = Callable[[Answer], AnswerWriter]
 
 
 class Generations:
@@ -65,7 +64,7 @@ class Generations:
         return self._deps.catalog.reads_text(name)
 
     async def of_tokens(
-        self, body: ChatRequest | CompletionRequest, new_sink: NewSink, call: Call
+        self, body: ChatRequest | CompletionRequest, new_writer: NewAnswerWriter, call: Call
     ) -> Work:
         """Return the generation of a body for a model whose text is the frontend's."""
         route: Route = "chat" if isinstance(body, ChatRequest) else "completions"
@@ -75,7 +74,7 @@ class Generations:
             call.charge = call.exchange.client.charge(plan.num_prompt_tokens, most_generated(plan))
         answer = new_answer(plan, self._deps, call.owner)
         call.record.summarize = answer.summary
-        work = generate(answer, new_sink(answer, call.exchange), call.exchange, self._deps)
+        work = generate(answer, new_writer(answer), call.exchange, self._deps)
         return self._with_comments(work, call) if body.stream else work
 
     def of_text(self, body: TextBody, new_writer: NewWriter, call: Call) -> Work:

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from tandem.frontend.chat.responses import ResponseHead
-from tandem.frontend.generation.piece_sink import Ending, PieceWriter
+from tandem.frontend.generation.piece_writer import Ending, PieceWriter
 from tandem.frontend.parsers.pieces import Content, Piece, Reasoning, TokenLogprob, ToolCallDelta
 from tandem.frontend.telemetry.request_log import NO_TOKENS, TokenCounts
 from tandem.frontend.text.answers import Answer, as_chunk
@@ -16,10 +16,9 @@ from tandem.runtime.wire.messages import FinishReason
 class TextPieces:
     """A `TextWriter` that reads one choice of a chat and gives its pieces to `writer`."""
 
-    def __init__(self, head: ResponseHead, writer: PieceWriter, *, is_stream: bool) -> None:
+    def __init__(self, head: ResponseHead, writer: PieceWriter) -> None:
         self._head = head
         self._writer = writer
-        self._is_stream = is_stream
         self._has_begun = False
         self._reason: FinishReason = "stop"
         self._tokens = NO_TOKENS
@@ -40,8 +39,7 @@ class TextPieces:
         return body
 
     def end(self) -> bytes:
-        body = self._writer.end(Ending(self._reason, self._tokens, self._num_reasoning))
-        return body if self._is_stream else self._writer.whole()
+        return self._writer.end(Ending(self._reason, self._tokens, self._num_reasoning))
 
     def _count(self, usage: object) -> None:
         if not isinstance(usage, dict):

@@ -1,4 +1,4 @@
-"""The sink of the APIs whose answers are one choice: its pieces go to a writer."""
+"""The writer of the APIs whose answers are one choice, by the pieces of its text."""
 
 from typing import Protocol
 
@@ -6,7 +6,7 @@ import msgspec
 
 from tandem.frontend.generation.generation import Answer, ChoiceRun
 from tandem.frontend.generation.listed_pieces import ListedPieces
-from tandem.frontend.http.exchange import ErrorShape, Exchange
+from tandem.frontend.http.exchange import ErrorShape
 from tandem.frontend.parsers.pieces import Piece, Reasoning
 from tandem.frontend.telemetry.request_log import TokenCounts
 from tandem.runtime.wire.messages import FinishReason, TokenDelta
@@ -23,7 +23,7 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 class PieceWriter(ErrorShape, Protocol):
-    """Makes the response of one choice. Without a stream its methods return no bytes."""
+    """Makes the response of one choice, as AnswerWriter does: a whole one comes at its end."""
 
     def begin(self, tokens: TokenCounts) -> bytes:
         """Return the first bytes of the stream. Nothing is generated yet."""
@@ -32,35 +32,24 @@ class PieceWriter(ErrorShape, Protocol):
         """Return the bytes of the stream for more pieces."""
 
     def end(self, ending: Ending) -> bytes:
-        """Return the last bytes of the stream."""
-
-    def whole(self) -> bytes:
-        """Return the whole response, after `end`."""
+        """Return the last bytes of the stream, or the whole response."""
 
 
-class PieceSink:
-    """Answers by the events of a writer, or by its whole response."""
+class ChoiceWriter:
+    """An `AnswerWriter` that gives the pieces of one choice to `writer`."""
 
-    def __init__(
-        self, answer: Answer, exchange: Exchange, writer: PieceWriter, *, is_stream: bool
-    ) -> None:
+    def __init__(self, answer: Answer, writer: PieceWriter) -> None:
         self._answer = answer
-        self._exchange = exchange
         self._writer = writer
-        self._is_stream = is_stream
         is_listed = answer.plan.body.num_logprobs is not None
         self._listed = ListedPieces(answer.runs[0].text) if is_listed else None
         self._num_counted = 0  # generated tokens whose pieces have come
         self._num_reasoning = 0
 
-    async def first(self, run: ChoiceRun) -> bytes:
-        begin = self._writer.begin(self._answer.tokens())
-        if not self._is_stream:
-            return b""
-        await self._exchange.start_stream(self._answer.headers(run, self._exchange))
-        return begin
+    async def begin(self, run: ChoiceRun) -> bytes:
+        return self._writer.begin(self._answer.tokens())
 
-    def deltas(self, run: ChoiceRun, deltas: list[TokenDelta]) -> bytes:
+    def take(self, run: ChoiceRun, deltas: list[TokenDelta]) -> bytes:
         pieces = (self._listed or run.text).take(deltas)
         if not pieces:
             return b""
@@ -69,15 +58,10 @@ class PieceSink:
         self._num_counted = run.text.num_tokens
         return self._writer.take(pieces)
 
-    async def last(self, run: ChoiceRun, body: bytes) -> None:
+    async def end(self, run: ChoiceRun) -> bytes:
         text, tokens = run.text, self._answer.tokens()
         assert text.finish_reason is not None
         ending = Ending(
             text.finish_reason, tokens, self._num_reasoning, text.stop_string, text.is_call_cut
         )
-        body += self._writer.end(ending)
-        if self._is_stream:
-            await self._exchange.end_stream(body)
-        else:
-            headers = self._answer.headers(run, self._exchange)
-            await self._exchange.respond(200, self._writer.whole(), headers)
+        return self._writer.end(ending)
