@@ -81,7 +81,7 @@ class DisaggConfig(BaseModel):
     def handoff_timeout_of(self, num_uncached_tokens: int) -> int:
         """Return the milliseconds that a remote prefill of so many tokens may take.
 
-        That is an hour at most: a queue takes no tickets with a later deadline by default.
+        That is an hour at most: a queue takes no tickets with a later deadline.
         """
         tokens_ms = round(self.handoff_timeout_ms_per_token * num_uncached_tokens)
         return min(self.handoff_timeout_ms + tokens_ms, MAX_TIMEOUT_MS)

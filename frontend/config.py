@@ -207,11 +207,6 @@ class FrontendConfig(BaseModel):
         "_ ~ -; null: a random one, in the link that `tandem serve` prints, or else in the "
         "frontend's log",
     )
-    tokenizer_threads: int = Field(
-        2,
-        ge=1,
-        description="threads of each model that tokenize long prompts beside the event loop",
-    )
 
     @model_validator(mode="after")
     def _files_come_together(self) -> Self:

@@ -14,6 +14,3 @@ class PrefillConfig(BaseModel):
         description="uncached tokens of claimed jobs up to which more jobs are taken (tokens)",
     )
     max_batch_jobs: int = Field(16, ge=1, description="claimed jobs at one time")
-    receive_timeout_s: float = Field(
-        5.0, gt=0, description="longest single wait for a job at the queue (s)"
-    )

@@ -8,6 +8,8 @@ from tandem.prefill.job import Job
 
 logger = logging.getLogger(__name__)
 
+RECEIVE_TIMEOUT_S = 5.0  # of a single wait for a job at the queue
+
 
 class RunningJobs:
     """The jobs that run now, one per attempt of a handoff."""

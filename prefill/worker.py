@@ -11,7 +11,7 @@ from tandem.prefill.compute import PromptComputation, Prompts
 from tandem.prefill.config import PrefillConfig
 from tandem.prefill.job import Job
 from tandem.prefill.metrics import PrefillMetrics
-from tandem.prefill.running_jobs import RunningJobs
+from tandem.prefill.running_jobs import RECEIVE_TIMEOUT_S, RunningJobs
 from tandem.queue.prefill_queue import Delivery
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.store.discovery import watch_transfer
@@ -142,15 +142,14 @@ class PrefillRole:
 
     async def _receive(self) -> None:
         """Take tickets up to the budget of jobs and of uncached tokens."""
-        config = self._config
         while True:
-            await self._jobs.room(config)
+            await self._jobs.room(self._config)
             # One at a time: the next may exceed the budget, and other workers may be idle.
             try:
                 await self._worker.own_prompts.none.wait()
                 while self._leaves_tickets():
                     await asyncio.sleep(LEAVE_S)
-                for delivery in await self.queue.receive(1, config.receive_timeout_s):
+                for delivery in await self.queue.receive(1, RECEIVE_TIMEOUT_S):
                     await self._begin(delivery)
             except Exception:
                 # The loop must go on: a worker that takes no more tickets is lost.

@@ -22,7 +22,6 @@ class QueueConfig(BaseModel):
         description="deliveries without an answer after which a job becomes a dead letter",
     )
     max_age_s: float = Field(120.0, gt=0, description="age at which a job is removed (s)")
-    max_dead: int = Field(1000, ge=1, description="dead letters that are kept for inspection")
     max_jobs: int = Field(
         4096, ge=1, description="jobs on the queue beyond which prompts are prefilled locally"
     )
@@ -32,8 +31,5 @@ class QueueConfig(BaseModel):
     max_job_bytes: int = Field(8192, ge=1024, description="size of one job (bytes)")
     max_job_tokens: int = Field(
         4_194_304, ge=1, description="a job of a longer prompt is a dead letter (tokens)"
-    )
-    max_job_deadline_s: float = Field(
-        3600.0, gt=0, le=86_400, description="a job with a later deadline is a dead letter (s)"
     )
     request_timeout_s: float = Field(0.5, gt=0, lt=1, description="longest call to the broker (s)")

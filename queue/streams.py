@@ -20,6 +20,7 @@ from tandem.runtime.clock import wall_seconds
 _FORGOTTEN_AFTER_S = 3600.0  # a deployment's consumer that nobody pulls from
 _MAX_IN_PROGRESS = 65_536
 _MAX_DEDUP_WINDOW_S = 120.0
+_MAX_DEAD = 1000  # dead letters that are kept for inspection
 _DEAD_HEADER_BYTES = 1024  # room for the reason
 
 
@@ -78,7 +79,7 @@ async def create_streams(
     dead = StreamConfig(
         name=names.dead_stream,
         subjects=[names.dead_subject],
-        max_msgs=config.max_dead,
+        max_msgs=_MAX_DEAD,
         max_bytes=config.max_queue_bytes,
         max_msg_size=config.max_job_bytes + _DEAD_HEADER_BYTES,
         discard=DiscardPolicy.OLD,

@@ -28,20 +28,6 @@ class TransferConfig(BaseModel):
         description="check the checksum of every landed block before it is read; must be equal on "
         "all workers",
     )
-    poll_busy_us: float = Field(
-        20.0, gt=0, description="time between polls while a transfer is in flight (us)"
-    )
-    poll_expect_us: float = Field(
-        600.0,
-        gt=0,
-        description="time between polls while a handoff is expected but no transfer is in flight "
-        "(us)",
-    )
-    poll_idle_ms: float = Field(
-        250.0,
-        gt=0,
-        description="time between polls otherwise, for peers that come (ms)",
-    )
     write_timeout_s: float = Field(
         2.0,
         gt=0,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tandem.decode.thresholds import LiveThresholds
 from tandem.prefill.job import Job
 from tandem.prefill.metrics import PrefillMetrics
-from tandem.prefill.running_jobs import RunningJobs
+from tandem.prefill.running_jobs import RECEIVE_TIMEOUT_S, RunningJobs
 from tandem.queue.deployment import deployment_id
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.queue.prefill_queue import Delivery
@@ -168,9 +168,8 @@ class Member:
 
     async def _receive(self) -> None:
         """Take the next ticket and begin it, once the budget has room."""
-        config = self._config.prefill
-        await self._jobs.room(config)
-        for delivery in await self._queue.receive(1, config.receive_timeout_s):
+        await self._jobs.room(self._config.prefill)
+        for delivery in await self._queue.receive(1, RECEIVE_TIMEOUT_S):
             await self._jobs.begin(self._new_job(delivery))
 
     def _meet(self, instance_id: str, peer: TransferMetadata | None) -> None:

@@ -85,7 +85,6 @@ class Catalog:
         discovery: Discovery,
         client: RequestClient,
         namespace: str,
-        num_threads: int,
         model_grace_s: float,
     ) -> None:
         self._discovery = discovery
@@ -98,7 +97,7 @@ class Catalog:
             set()
         )  # names with a card, whose worker or files are not there yet
         self._started_s = time.perf_counter()
-        self._texts = ModelTexts(client, num_threads, self._holders, self._on_change)
+        self._texts = ModelTexts(client, self._holders, self._on_change)
         self._departures: dict[str, asyncio.TimerHandle] = {}  # of models without a worker
         self._closings: set[asyncio.Task[None]] = set()  # of views that are not needed any more
         self._lost = LostWorkers(client, self._is_worker, self._on_change)

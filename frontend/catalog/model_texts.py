@@ -29,12 +29,10 @@ class ModelTexts:
     def __init__(
         self,
         client: RequestClient,
-        num_threads: int,
         holders: Callable[[str], list[Instance]],
         on_loaded: Callable[[], None],
     ) -> None:
         self._client = client
-        self._num_threads = num_threads  # of each model
         self._readers = ThreadPoolExecutor(_NUM_READERS, "model-files")
         self._holders = holders
         self._on_loaded = on_loaded
@@ -93,10 +91,10 @@ class ModelTexts:
                 instance.address, MODEL_FILES_ENDPOINT, digest.encode(), context
             )
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._readers, _read, answer, digest, self._num_threads)
+        return await loop.run_in_executor(self._readers, _read, answer, digest)
 
 
-def _read(answer: bytes, digest: str, num_threads: int) -> ModelText:
+def _read(answer: bytes, digest: str) -> ModelText:
     """Return the text of the files that a worker sent. Raises ProtocolError for other files."""
     if len(answer) > _MAX_FILES_BYTES:
         raise ModelError(f"the files have {len(answer)} bytes, the most is {_MAX_FILES_BYTES}")
@@ -104,4 +102,4 @@ def _read(answer: bytes, digest: str, num_threads: int) -> ModelText:
     sent = files_digest(model_files)
     if sent != digest:
         raise ProtocolError(f"sent files with the digest {sent} for {digest}")
-    return ModelText(model_files.files, num_threads)
+    return ModelText(model_files.files)

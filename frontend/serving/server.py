@@ -61,7 +61,6 @@ class FrontendServer:
             node.discovery,
             node.client,
             namespace,
-            frontend.tokenizer_threads,
             frontend.model_grace_s,
         )
         self._targets = ScrapeTargets(node.discovery, namespace, self.catalog)

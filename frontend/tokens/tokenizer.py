@@ -20,16 +20,18 @@ from tandem.runtime.wire.sampling_defaults import sampling_defaults
 _END_OF_TEXT = "<|endoftext|>"
 _MARK = "TANDEM_CONTINUES_HERE "  # behind the content of a message that is continued
 
+NUM_THREADS = 2  # of each model
+
 
 class ModelText:
     """Text to token ids and back, for one model.
 
-    Long texts are for `threads`, of which there are `num_threads` once they are needed: a tokenizer
+    Long texts are for `threads`, of which there are NUM_THREADS once they are needed: a tokenizer
     or a template that takes long holds up no other model. Raises ModelError naming the file at
     fault.
     """
 
-    def __init__(self, files: Mapping[str, bytes], num_threads: int = 1) -> None:
+    def __init__(self, files: Mapping[str, bytes]) -> None:
         tokenizer = _load_tokenizer(files)
         tokens = FolderTokens(files)
         tokens.add_to(tokenizer)
@@ -47,7 +49,7 @@ class ModelText:
         self.longest_token = self._tokenizer.longest_token  # characters
         self.is_quick = self._tokenizer.is_quick  # short texts may be tokenized on the event loop
         self.detokenizers = DetokenizerFactory(self._tokenizer)
-        self.threads = ThreadPoolExecutor(num_threads, "tokenizer")
+        self.threads = ThreadPoolExecutor(NUM_THREADS, "tokenizer")
 
     def render(
         self,

@@ -89,9 +89,7 @@ class Stage:
         engine = engine_config(model, max_num_batched_tokens=32)
         settings = WorkerSettings(runtime, engine, transfer, self.queue_config, MODEL)
         self.process = Worker(settings, "prefill")
-        self.worker = PrefillRole(
-            self.process, PrefillConfig.model_validate({"receive_timeout_s": 1.0, **config})
-        )
+        self.worker = PrefillRole(self.process, PrefillConfig.model_validate(config))
         self.offers: dict[bytes, Offer] = {}
 
     async def __aenter__(self) -> "Stage":

@@ -52,7 +52,7 @@ class Both:
         self.worker = Worker(settings, role)
         disagg = DisaggConfig.model_validate({"claim_timeout_ms": 60_000, **config})
         self.decode = DecodeRole(self.worker, disagg, read_model_files(model))
-        self.prefill = PrefillRole(self.worker, PrefillConfig(receive_timeout_s=1.0))
+        self.prefill = PrefillRole(self.worker, PrefillConfig())
         self.node = self.worker.node
 
     async def __aenter__(self) -> "Both":

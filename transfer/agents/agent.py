@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Steps = Generator[None, None, None]  # yields where it would wait
 
+_POLL_BUSY_S = 20e-6  # between polls while a transfer is in flight
+_POLL_EXPECT_S = 600e-6  # while a handoff is expected but no transfer is in flight
+_POLL_IDLE_S = 0.25  # otherwise, for peers that come
 _BUSY_S = 0.005  # polls stay frequent this long after the last sign of a transfer
 _MEETING_S = 1.0  # and this long after a peer has come, which measures the link
 _SPIN_S = 0.0001  # polls without a pause, after a sign: spinning takes the GIL from the event loop
@@ -312,10 +315,10 @@ class TransferAgent:
         if quiet_s < _SPIN_S:
             return 0.0
         if reactor.num_transfers or self._waiting or quiet_s < _BUSY_S:
-            return self._config.poll_busy_us / 1e6
+            return _POLL_BUSY_S
         if self._num_expected or now - self._met_at < _MEETING_S:
-            return self._config.poll_expect_us / 1e6
-        return self._config.poll_idle_ms / 1e3
+            return _POLL_EXPECT_S
+        return _POLL_IDLE_S
 
     def _poll(self, reactor: TransferReactor) -> None:
         try:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tandem.frontend.generation import prompts
-from tandem.frontend.tokens.tokenizer import ModelText
+from tandem.frontend.tokens.tokenizer import NUM_THREADS, ModelText
 from tests.frontend.bodies.test_bad_input import error_of
 from tests.frontend.frontend_stack import Stack, model_files
 from tests.services import eventually
@@ -111,13 +111,13 @@ async def test_a_tokenizer_that_stands_still_costs_the_requests_of_its_own_model
         return encode(self, text, is_chat=is_chat, param=param)
 
     monkeypatch.setattr(ModelText, "encode", stand_still)
-    num_stuck = 2 * stack.config.tokenizer_threads
+    num_stuck = 2 * NUM_THREADS
     stuck = [
         asyncio.create_task(stack.complete(model="slow", prompt=f"stand {i}"))
         for i in range(num_stuck)
     ]
     try:
-        for _ in range(stack.config.tokenizer_threads):
+        for _ in range(NUM_THREADS):
             await asyncio.to_thread(begun.acquire)
         for _ in range(3):
             assert (await stack.complete(prompt="Hello")).status_code == 200
