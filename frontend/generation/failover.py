@@ -25,7 +25,6 @@ from tandem.runtime.errors import (
 )
 from tandem.runtime.plane.response_stream import ResponseStream
 from tandem.runtime.store.discovery import endpoint_of
-from tandem.runtime.tracing import otel
 from tandem.runtime.tracing.spans import CallSpan
 
 logger = logging.getLogger(__name__)
@@ -169,8 +168,12 @@ class Failover:
             num_before = sequence.num_generated
             self._route(sequence, candidates)
             try:
-                await self._attempt(sequence)
-                return
+                try:
+                    with self._next_call() as call:
+                        await sequence.follow(await self._open(sequence, call.headers))
+                    return
+                finally:
+                    self._deps.router.finished(self._request_id)
             except MIGRATABLE as error:
                 self._note_failure(sequence, error)
                 if await sequence.settle(error):
@@ -198,18 +201,10 @@ class Failover:
         router.started(self._request_id, self.decision, num_blocks)
         self._sent_s = time.perf_counter()
 
-    async def _attempt(self, sequence: WorkerSequence) -> None:
-        headers = self._context.headers
-        try:
-            if otel.tracer() is None:
-                await sequence.follow(await self._open(sequence, headers))
-                return
-            facts = {"decode_instance": self.instance_id, "decode_reason": self.decision.reason}
-            self._call = CallSpan(headers, self._call, facts)
-            with self._call as call:
-                await sequence.follow(await self._open(sequence, call.headers))
-        finally:
-            self._deps.router.finished(self._request_id)
+    def _next_call(self) -> CallSpan:
+        facts = {"decode_instance": self.instance_id, "decode_reason": self.decision.reason}
+        self._call = CallSpan(self._context.headers, self._call, facts)
+        return self._call
 
     async def _open(self, sequence: WorkerSequence, headers: dict[str, str]) -> ResponseStream:
         instance = self._deps.catalog.instance(self._model, self.instance_id)

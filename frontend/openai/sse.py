@@ -169,7 +169,8 @@ class StreamWriter:
         self._has_continuous_usage = answer.plan.body.has_continuous_usage
 
     async def begin(self, run: ChoiceRun) -> bytes:
-        echo, listed = run.choice.prompt.echo, await echoed_logprobs(run)
+        echo = run.choice.prompt.echo
+        listed = None if run.prompt_logprobs is None else await echoed_logprobs(run)
         writer = self._writers[run.choice.index]
         self._count(writer)
         begin = writer.role()
