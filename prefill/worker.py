@@ -9,9 +9,8 @@ from tandem.engine.schedule.outputs import LoadStats, SequenceOutput
 from tandem.engine.schedule.sequence import layer_boundaries
 from tandem.prefill.compute import PromptComputation, Prompts
 from tandem.prefill.config import PrefillConfig
-from tandem.prefill.job import Job
+from tandem.prefill.job import RECEIVE_TIMEOUT_S, Job, RunningJobs
 from tandem.prefill.metrics import PrefillMetrics
-from tandem.prefill.running_jobs import RECEIVE_TIMEOUT_S, RunningJobs
 from tandem.queue.prefill_queue import Delivery
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.store.discovery import watch_transfer

@@ -8,9 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tandem.decode.thresholds import LiveThresholds
-from tandem.prefill.job import Job
+from tandem.prefill.job import RECEIVE_TIMEOUT_S, Job, RunningJobs
 from tandem.prefill.metrics import PrefillMetrics
-from tandem.prefill.running_jobs import RECEIVE_TIMEOUT_S, RunningJobs
 from tandem.queue.deployment import deployment_id
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.queue.prefill_queue import Delivery

@@ -1,6 +1,7 @@
 """An operator's commands to the engine of a worker, over the request plane."""
 
 import asyncio
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from tandem.runtime.plane.server import Responder
 from tandem.runtime.wire.cluster_messages import ControlOutcome, WorkerControl
 from tandem.runtime.wire.decoding import decoder
 from tandem.runtime.wire.messages import encode
-from tandem.worker.trace_parts import joined_parts
 
 MAX_PROFILE_MS = 10_000  # a second of small steps is some ten megabytes of trace
 # An end of recording and its export hold Python's lock for 4 microseconds an event, and each stream
@@ -61,7 +61,7 @@ class Controls:
             for index, part in enumerate(parts):
                 await self._record(part, min(PART_MS, duration_ms - index * PART_MS))
             path = folder / f"{self._instance_id}.json"
-            await asyncio.to_thread(joined_parts, parts, path)
+            await asyncio.to_thread(_join_parts, parts, path)
         return f"{duration_ms} ms of the engine are in {path}"
 
     async def _record(self, part: Path, duration_ms: int) -> None:
@@ -73,3 +73,18 @@ class Controls:
         finally:
             await self._loop.call(lambda _: profiler.__exit__(None, None, None))
         await asyncio.to_thread(profiler.export_chrome_trace, str(part))
+
+
+def _join_parts(parts: list[Path], path: Path) -> None:
+    """Write the events of all parts to `path`, and remove the parts. Their clock is the same."""
+    with path.open("w") as file:
+        for part in parts:
+            trace = json.loads(part.read_bytes())
+            events = ",".join(map(json.dumps, trace.pop("traceEvents")))
+            if part == parts[0]:
+                file.write(json.dumps(trace)[:-1] + ', "traceEvents": [')
+            elif events:
+                file.write(",\n")
+            file.write(events)
+            part.unlink()
+        file.write("]}")

@@ -1,13 +1,15 @@
 """The writer of the APIs whose answers are one choice, by the pieces of its text."""
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
+from tandem.frontend.generation.choice_text import ChoiceText
 from tandem.frontend.generation.generation import Answer, ChoiceRun
-from tandem.frontend.generation.listed_pieces import ListedPieces
 from tandem.frontend.http.exchange import ErrorShape
-from tandem.frontend.parsers.pieces import Piece, Reasoning
+from tandem.frontend.parsers.pieces import Content, Piece, Reasoning, TokenLogprob
 from tandem.frontend.telemetry.request_log import TokenCounts
 from tandem.runtime.wire.messages import FinishReason, TokenDelta
 
@@ -42,7 +44,7 @@ class ChoiceWriter:
         self._answer = answer
         self._writer = writer
         is_listed = answer.plan.body.num_logprobs is not None
-        self._listed = ListedPieces(answer.runs[0].text) if is_listed else None
+        self._listed = _ListedPieces(answer.runs[0].text) if is_listed else None
         self._num_counted = 0  # generated tokens whose pieces have come
         self._num_reasoning = 0
 
@@ -65,3 +67,55 @@ class ChoiceWriter:
             text.finish_reason, tokens, self._num_reasoning, text.stop_string, text.is_call_cut
         )
         return self._writer.end(ending)
+
+
+class _ListedPieces:
+    """Gives each piece of content its tokens. Those of reasoning, calls and marks are left out."""
+
+    def __init__(self, text: ChoiceText) -> None:
+        self._text = text
+        self._held: list[TokenLogprob] = []  # of tokens whose text has not come
+        self._is_in_content = False
+
+    def take(self, deltas: list[TokenDelta]) -> list[Piece]:
+        """Return the pieces of deltas that have log probabilities."""
+        singles = (single for delta in deltas for single in _singles(delta))
+        return [piece for single in singles for piece in self._taken(single)]
+
+    def _taken(self, delta: TokenDelta) -> list[Piece]:
+        pieces = self._text.take([delta])
+        token_ids, logprobs = self._text.with_logprobs(delta)
+        num_taken = len(self._text.taken(delta))  # the token that ended the answer has no text
+        listed = self._text.chat_logprobs(token_ids[:num_taken], logprobs[:num_taken])
+        self._held += listed.content
+        return list(map(self._with_tokens, pieces))
+
+    def _with_tokens(self, piece: Piece) -> Piece:
+        held, self._held = self._held, []
+        was_in_content, self._is_in_content = self._is_in_content, isinstance(piece, Content)
+        if not isinstance(piece, Content):
+            return piece
+        if not was_in_content:
+            held = _last_of(held, len(piece.text.encode()))
+        return Content(piece.text, tuple(held))
+
+
+def _singles(delta: TokenDelta) -> Iterator[TokenDelta]:
+    """Yield a delta for each token; the last has all that the delta has beside its tokens."""
+    token_ids, logprobs = delta.token_ids, delta.logprobs
+    last = len(token_ids) - 1
+    if logprobs is None or last < 1:
+        yield delta
+        return
+    for index in range(last):
+        yield TokenDelta([token_ids[index]], logprobs=[logprobs[index]])
+    yield replace(delta, token_ids=token_ids[last:], logprobs=logprobs[last:])
+
+
+def _last_of(held: list[TokenLogprob], num_bytes: int) -> list[TokenLogprob]:
+    """Return the last tokens, whose texts have so many bytes: those before are marks."""
+    first = len(held)
+    while first and num_bytes > 0:
+        first -= 1
+        num_bytes -= len(held[first].bytes)
+    return held[first:]
