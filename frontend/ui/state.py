@@ -20,6 +20,7 @@ class WorkerState(msgspec.Struct, frozen=True):
     host: str
     state: str
     is_stopped: bool  # it does not answer, or it has left the cluster
+    num_ranks: int = 1  # processes that compute its model together
     num_running: int = 0
     num_waiting: int = 0
     num_jobs: int = 0  # prompts of other workers
@@ -122,6 +123,7 @@ def worker_state(
         host=instance.host,
         state=state,
         is_stopped=is_stopped,
+        num_ranks=last.count("tp") or 1,
         num_running=load.num_running,
         num_waiting=load.num_waiting,
         num_jobs=last.count("num_jobs"),

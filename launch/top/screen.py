@@ -82,9 +82,9 @@ def _table(*headings: str, num_texts: int) -> Table:
 
 def _workers(members: list[Member], selected: str, now_s: float) -> Table:
     table = _table(
-        *("role", "instance", "model", "state", "kv"),
+        *("role", "instance", "model", "state", "tp", "kv"),
         *("used", "cached", "running", "waiting", "jobs"),
-        num_texts=5,
+        num_texts=6,
     )
     for member in members:
         instance = member.report.instance
@@ -99,7 +99,7 @@ def _workers(members: list[Member], selected: str, now_s: float) -> Table:
 def _load(member: Member) -> list[Text | str]:
     """Return the cells of the last answer."""
     if member.last is None:
-        return ["-"] * 6
+        return ["-"] * 7
     load = member.last.load
     pool: list[Text | str] = ["-"] * 3  # of an engine that keeps its own to itself
     if load.num_blocks:
@@ -107,6 +107,7 @@ def _load(member: Member) -> list[Text | str]:
         used, cached = (n / load.num_blocks for n in (num_used, load.num_cached_blocks))
         pool = [_bar(used, used + cached), f"{used:.0%}", f"{cached:.0%}"]
     return [
+        f"{member.last.details.get('tp', '-')}",
         *pool,
         f"{load.num_running}",
         f"{load.num_waiting}",

@@ -34,7 +34,8 @@ function updateCard(card, worker) {
   cached.style.width = `${share(worker.num_cached_blocks)}%`;
   card.setAttribute("aria-label", `worker ${shortId(worker.id)}`);
   setText(card.querySelector(".name"), `${shortId(worker.id)} · ${worker.model}`);
-  setText(card.querySelector(".state"), worker.is_stopped ? `■ STOPPED: ${worker.state}` : `● ${worker.state}`);
+  const width = worker.num_ranks > 1 ? `, ${worker.num_ranks} ranks` : "";
+  setText(card.querySelector(".state"), worker.is_stopped ? `■ STOPPED: ${worker.state}` : `● ${worker.state}${width}`);
   const role = card.querySelector("select");
   role.disabled = worker.is_stopped;
   role.setAttribute("aria-label", `Role of worker ${shortId(worker.id)}`);

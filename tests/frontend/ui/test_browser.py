@@ -283,6 +283,13 @@ async def test_the_page_asks_for_a_key_and_shows_hostile_names_as_text(
         assert await tab.locator("img").count() == 0
 
 
+async def test_a_worker_of_several_ranks_says_so(tab: playwright.Page) -> None:
+    async with page_stack() as stack:
+        stack.worker.details["tp"] = 4
+        await tab.goto(page_config().page_url(stack.url))
+        await expect(tab.locator(".worker .state")).to_have_text("● serving, 4 ranks")
+
+
 async def test_the_link_opens_the_page_in_every_tab_of_one_browser(
     browser: playwright.Browser,
 ) -> None:

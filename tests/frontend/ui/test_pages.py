@@ -66,7 +66,7 @@ async def test_the_files_of_the_page_come_with_a_strict_policy_and_no_inline_cod
 
 async def test_a_state_has_workers_queue_thresholds_placements_and_handoffs(page: Stack) -> None:
     page.worker.script = hand_off
-    page.worker.details["disagg.ttft_target_ms"] = 0.001
+    page.worker.details |= {"disagg.ttft_target_ms": 0.001, "tp": 2}
     async with states(page) as found:
         await anext(found)
         assert (await page.chat()).status_code == 200
@@ -80,9 +80,10 @@ async def test_a_state_has_workers_queue_thresholds_placements_and_handoffs(page
     (worker,) = state["workers"]
     assert worker["id"] == page.worker.instance_id and not worker["is_stopped"]
     counts = [
-        worker[f"num_{name}"] for name in ("running", "blocks", "used_blocks", "cached_blocks")
+        worker[f"num_{name}"]
+        for name in ("ranks", "running", "blocks", "used_blocks", "cached_blocks")
     ]
-    assert counts == [3, 100, 30, 10]
+    assert counts == [2, 3, 100, 30, 10]
     assert state["queues"] == [{"model": MODEL, "deployment": "", "num_jobs": 5, "num_tokens": 900}]
     assert state["thresholds"][MODEL]["policy"] == "adaptive"
     reason = "uncached 412 > max_local_prefill_length 200"

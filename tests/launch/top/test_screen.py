@@ -25,8 +25,10 @@ def line_of(board: Board, now_s: float, words: str) -> str:
 
 def test_a_worker_has_its_load_and_its_kv() -> None:
     board = Board()
-    board.add(0.0, reading(worker("decode-1", num_jobs=4), frontend()))
-    assert line_of(board, 1.0, "decode-1") == "decode decode-1 m serving ███▒▒▒░░░░░░ 25% 25% 3 2 4"
+    board.add(0.0, reading(worker("decode-1", num_jobs=4, tp=2), frontend()))
+    assert (
+        line_of(board, 1.0, "decode-1") == "decode decode-1 m serving 2 ███▒▒▒░░░░░░ 25% 25% 3 2 4"
+    )
     assert line_of(board, 1.0, "7000") == "m d1 7 7000 2 1"
     assert "policy threshold" in line_of(board, 1.0, "thresholds")
 
@@ -38,7 +40,7 @@ def test_an_engine_that_reports_no_pool_shows_none() -> None:
     status = msgspec.structs.replace(report.worker, load=load)
     board = Board()
     board.add(0.0, reading(msgspec.structs.replace(report, worker=status)))
-    assert line_of(board, 1.0, "decode-1") == "decode decode-1 m serving - - - 3 2 -"
+    assert line_of(board, 1.0, "decode-1") == "decode decode-1 m serving - - - - 3 2 -"
 
 
 def test_a_stopped_worker_is_named_with_its_last_load_and_the_time_since() -> None:
