@@ -11,7 +11,7 @@ from typing import Literal
 
 from tandem.runtime.errors import TandemError
 from tandem.runtime.wire.cluster_messages import WorkerRole
-from tests.soak.fleet import FIXED_CREW, Crew, Fleet
+from tests.soak.fleet import BOTH_CREW, Crew, Fleet
 from tests.soak.points import POINTS
 from tests.soak.proxy import Proxy
 
@@ -19,6 +19,9 @@ Kind = Literal["kill", "stop", "restart", "cut", "role"]
 ROLE_LANES = ("roles0", "roles1")  # two, so that two changes meet
 ALL_LOOSE_SHARE = 0.3  # of the faults on the steady workers' lane
 AT_A_POINT_SHARE = 0.8  # of kills and stops: right in the middle of a handoff
+RANK_SHARE = 0.5  # of the faults of a worker of several ranks: those of a rank alone
+SHORT_STOP_S = 0.3  # of a rank, which then goes on
+LONG_STOP_S = 3.0  # more than a rank may stand
 POINT_TIMEOUT_S = 3.0  # then it happens anyway, wherever the worker is
 MEND_PAUSE_S = 0.5  # after a worker is back, until everybody has heard of it
 
@@ -30,7 +33,8 @@ class Fault:
     `cut`: which of a worker's ways are cut: nats, etcd, links (to the decode workers), front (from
     everybody). `empty`: a service comes back without its store. `point`: of a handoff, or of a
     change of roles, of the worker at which it happens, if one comes along in time. `role`: the one
-    that the worker is asked to have.
+    that the worker is asked to have. `of_rank`: of a rank above 0 alone, which ends the worker
+    unless it is a short stop.
     """
 
     kind: Kind
@@ -41,9 +45,11 @@ class Fault:
     empty: bool = False
     point: str = ""
     role: WorkerRole | None = None
+    of_rank: bool = False
 
     def __str__(self) -> str:
         what = f"cut {self.cut} of" if self.cut else self.role or self.kind
+        what += " a rank of" if self.of_rank else ""
         where = f" {self.point}" if self.point else ""
         return f"{what} {'+'.join(self.targets)}{where}{' (empty)' if self.empty else ''}"
 
@@ -68,7 +74,7 @@ def lanes(crew: Crew) -> tuple[str, ...]:
     Every loose worker at once is struck on the lane of the steady ones: no request may fail then,
     so no steady worker may be struck meanwhile.
     """
-    roles = () if crew is FIXED_CREW else ROLE_LANES
+    roles = ROLE_LANES if crew.loose == BOTH_CREW.loose else ()
     return (*crew.loose, "steady", "services", *roles)
 
 
@@ -101,6 +107,11 @@ def _worker_fault(
     draw: random.Random, name: str, crew: Crew, duration_s: float, pause_s: float
 ) -> Fault:
     one = (name,)
+    if name in crew.wide and draw.random() < RANK_SHARE:
+        if draw.random() < 0.5:
+            return Fault("kill", one, duration_s / 3, pause_s, of_rank=True)
+        stopped_s = draw.choice((SHORT_STOP_S, LONG_STOP_S))
+        return Fault("stop", one, stopped_s, pause_s, of_rank=True)
     choice = draw.choice(("kill", "kill", "stop", "stop", "restart", "nats", "etcd", "plane"))
     if choice in ("kill", "stop"):
         points = [*POINTS[crew.role_of(name)]]
@@ -209,6 +220,9 @@ class Nemesis:
 
     async def _strike_workers(self, fault: Fault) -> None:
         fleet, names = self._fleet, fault.targets
+        if fault.of_rank:
+            await self._strike_rank(fault)
+            return
         match fault.kind:
             case "kill":
                 await fleet.kill(*names)
@@ -230,6 +244,25 @@ class Nemesis:
                     proxies += [each[name] for each in links for name in names if name in each]
                 await self._cut(proxies, fault.duration_s)
         await fleet.joined(*names)
+        await asyncio.sleep(MEND_PAUSE_S)
+
+    async def _strike_rank(self, fault: Fault) -> None:
+        fleet, (name,) = self._fleet, fault.targets
+        if fault.kind == "kill":
+            fleet.signal_rank(name, signal.SIGKILL)
+            await fleet.ended(name)
+            await self._sleep(fault.duration_s)
+        else:
+            fleet.signal_rank(name, signal.SIGSTOP)
+            await asyncio.sleep(fault.duration_s)
+            fleet.signal_rank(name, signal.SIGCONT)
+            if fault.duration_s >= LONG_STOP_S:
+                await fleet.ended(name)
+            else:
+                await asyncio.sleep(LONG_STOP_S)  # where the machine is too busy, it ends after all
+        if fleet.child(name).exit_code is not None:
+            await fleet.start(name)
+        await fleet.joined(name)
         await asyncio.sleep(MEND_PAUSE_S)
 
     async def _strike_service(self, fault: Fault) -> None:

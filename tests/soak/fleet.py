@@ -1,4 +1,4 @@
-"""Four workers, of fixed roles or of both; all their connections can be cut."""
+"""Four workers, of fixed roles or of both, some of two ranks; all connections can be cut."""
 
 import asyncio
 import contextlib
@@ -6,9 +6,11 @@ import json
 import signal
 import time
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
+
+import psutil
 
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import TandemError
@@ -30,6 +32,7 @@ JOIN_TIMEOUT_S = 60.0
 MAX_UNPLANNED_EXITS = 50
 STOP_TIMEOUT_S = 20.0
 SETTLE_TIMEOUT_S = 40.0
+RANK_END_TIMEOUT_S = 20.0  # of a worker that lost a rank, and of a rank that lost its worker
 FLAGS = (
     "--engine.max_num_batched_tokens=512",
     "--engine.num_blocks=1000",
@@ -49,6 +52,7 @@ class Terms:
     is_blind: bool = False
     flags: tuple[str, ...] = ()
     both: bool = False
+    ranks: bool = False  # a loose and a steady worker have two ranks each
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,7 @@ class Crew:
     steady: tuple[str, ...]
     prefill: tuple[str, ...]
     decode: tuple[str, ...]
+    wide: tuple[str, ...] = ()  # those of two ranks
 
     def role_of(self, name: str) -> str:
         """Return the command that the worker is started by."""
@@ -86,6 +91,7 @@ class Slot:
     num_starts: int = 0
     trap: Trap | None = None  # of the process that runs now
     instance_ids: dict[int, str] = field(default_factory=dict)  # pid |-> instance
+    ranks: list[psutil.Process] = field(default_factory=list)  # 1 and up, of the one that runs
 
     def proxies(self, which: str) -> list[Proxy]:
         if which == "links":
@@ -104,7 +110,9 @@ class Fleet:
         self.num_unplanned_exits = 0
         self._run_dir = run_dir
         self._terms = terms
-        self.crew = BOTH_CREW if terms.both else FIXED_CREW
+        crew = BOTH_CREW if terms.both else FIXED_CREW
+        wide = (crew.loose[-1], crew.steady[-1]) if terms.ranks else ()
+        self.crew = replace(crew, wide=wide)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -212,16 +220,24 @@ class Fleet:
         }
         services = self._services(slot.nats, slot.etcd)
         entry = (str(DOOMED), json.dumps(hooks))
+        flags = (*FLAGS, "--tp=2") if name in self.crew.wide else FLAGS
         await self.cluster.start(
-            name, slot.role, *services, *FLAGS, *self._terms.flags, entry=entry
+            name, slot.role, *services, *flags, *self._terms.flags, entry=entry
         )
 
     async def kill(self, *names: str) -> None:
-        """SIGKILL; returns when they are gone."""
+        """SIGKILL; returns when they are gone, and their ranks, which nobody kills."""
         for name in names:
-            self.child(name).kill()
+            self.child(name).signal(signal.SIGKILL)
         for name in names:
+            await self.ended(name)
+
+    async def ended(self, name: str) -> None:
+        """Until the worker has ended, by itself or not, and its ranks by themselves."""
+        async with asyncio.timeout(RANK_END_TIMEOUT_S):
             await self.child(name).wait()
+            while any(_runs(rank) for rank in self.slots[name].ranks):
+                await asyncio.sleep(0.01)
 
     async def terminate(self, name: str) -> None:
         """SIGTERM; returns when it is gone."""
@@ -229,6 +245,11 @@ class Fleet:
 
     def signal(self, name: str, number: signal.Signals) -> None:
         self.cluster.signal_child(self.child(name), number)
+
+    def signal_rank(self, name: str, number: int) -> None:
+        """To rank 1 of a worker; no effect when it has ended."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self.slots[name].ranks[0].send_signal(number)
 
     async def change_role(self, name: str, role: WorkerRole) -> None:
         """Return when the worker has the role. Raises its own errors, and those of the way."""
@@ -260,8 +281,16 @@ class Fleet:
         for instance in instances:
             if instance.pid == pid:
                 self.slots[name].instance_ids[pid] = instance.instance_id
+                self._note_ranks(name)
                 return True
         return False
+
+    def _note_ranks(self, name: str) -> None:
+        slot = self.slots[name]
+        if name not in self.crew.wide:
+            return
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended: the ranks known before hold
+            slot.ranks = psutil.Process(self.child(name).pid).children()
 
     # ---- at the end ---------------------------------------------------------------------------
 
@@ -301,3 +330,9 @@ class Fleet:
             lines = path.read_text().splitlines()
             noted += [{"worker": path.parent.name, **json.loads(line)} for line in lines]
         return sorted(noted, key=lambda event: float(event["at"]))
+
+
+def _runs(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False

@@ -42,6 +42,7 @@ class Plan:
     flags: tuple[str, ...] = ()  # further ones of the workers
     is_blind: bool = False  # the decode workers take every block for proven
     has_faults: bool = True
+    ranks: bool = False  # half of the workers have two ranks, which are struck too
     both: bool = False  # four workers of both roles, and changes of roles among the faults
 
 
@@ -49,7 +50,9 @@ async def soak(plan: Plan, run_dir: Path) -> Verdict:
     """Runs a soak with all its processes in `run_dir`, and judges it."""
     started_at = time.monotonic()
     asked = questions(plan.seed, plan.num_questions)
-    terms = Terms(plan.seed, plan.flip_probability, plan.is_blind, plan.flags, plan.both)
+    terms = Terms(
+        plan.seed, plan.flip_probability, plan.is_blind, plan.flags, plan.both, plan.ranks
+    )
     async with (
         Fleet(run_dir, terms) as fleet,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
@@ -129,6 +132,9 @@ def main() -> int:
     parser.add_argument(
         "--both", action="store_true", help="four workers of both roles, which change them"
     )
+    parser.add_argument(
+        "--ranks", action="store_true", help="half of the workers have two ranks, which are struck"
+    )
     parser.add_argument("--run-dir", type=Path, help="where logs stay; a temporary one by default")
     parser.add_argument("--json", type=Path, help="write the verdict there too")
     options = parser.parse_args()
@@ -141,6 +147,7 @@ def main() -> int:
         failover_limit_s=options.failover_limit_s,
         flags=tuple(f"--{setting}" for setting in options.set),
         both=options.both,
+        ranks=options.ranks,
     )
     logging.getLogger("tandem").setLevel(logging.ERROR)  # services being away is no news here
     with tempfile.TemporaryDirectory(prefix="tandem-nemesis-") as temporary:

@@ -18,13 +18,18 @@ SHORT = Plan(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("both", [False, True], ids=["fixed roles", "roles that change"])
-async def test_no_answer_suffers_under_the_nemesis(tmp_path: Path, both: bool) -> None:
-    verdict = await soak(replace(SHORT, both=both), tmp_path)
+@pytest.mark.parametrize(
+    "plan",
+    [SHORT, replace(SHORT, both=True), replace(SHORT, ranks=True)],
+    ids=["fixed roles", "roles that change", "workers of two ranks"],
+)
+async def test_no_answer_suffers_under_the_nemesis(tmp_path: Path, plan: Plan) -> None:
+    verdict = await soak(plan, tmp_path)
     print("\n" + table(verdict))
     assert verdict.is_good, table(verdict)
     assert verdict.handoffs["admitted"] and verdict.flips.caught and verdict.faults
-    assert bool(verdict.changes.get("done")) == both
+    assert bool(verdict.changes.get("done")) == plan.both
+    assert any("a rank of" in name for name in verdict.faults) == plan.ranks
 
 
 @pytest.mark.slow
