@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,6 +20,7 @@ from tandem.kernels.layers import activation, embedding, kv_store, norm
 from tandem.kernels.linear import float8
 from tandem.kernels.linear import launch as linear
 from tandem.kernels.linear.codes import weight_bits
+from tandem.kernels.ranks.exchange import DeviceExchange
 from tandem.kernels.reference.experts import ExpertWeights
 from tandem.kernels.reference.quantized import BITS, Code, Matrix, QuantizedMatrix
 from tandem.kernels.reference.routing import Routing
@@ -76,6 +77,7 @@ def build_cases(arch: int) -> Iterator[BuildCase]:
     if arch >= LEAST_ARCHITECTURE:
         yield from _fused_cases()
     yield from _transfer_cases()
+    yield from _rank_cases()
     yield from _sampling_cases()
 
 
@@ -341,6 +343,26 @@ def _transfer_cases() -> Iterator[BuildCase]:
     parts, ids = meta(40, 3, dtype=torch.int32), _integers(64)
     call = partial(checksum.block_checksums, words, ids, parts)
     yield BuildCase("checksum", "any block", call)
+
+
+class _NoMemory(NamedTuple):
+    rank: int
+    world_size: int
+    buffer_ptrs: list[int]
+
+
+def _rank_cases() -> Iterator[BuildCase]:
+    hidden_size = 4096
+    for num_ranks in (2, 4, 8):
+        exchange = DeviceExchange(_NoMemory(0, num_ranks, [0] * num_ranks), META)
+        starts = [VOCABULARY * rank // num_ranks for rank in range(num_ranks + 1)]
+        for tokens in TOKENS:
+            part = meta(8 if tokens == "few" else TOKENS[tokens], hidden_size, dtype=torch.float32)
+            call = partial(exchange.add_up, part, DTYPE)
+            yield BuildCase("ranks.exchange", f"{num_ranks} ranks, {tokens} tokens", call)
+        logits = meta(TOKENS["few"], starts[1], dtype=DTYPE)
+        call = partial(exchange.join_columns, logits, starts)
+        yield BuildCase("ranks.exchange", f"{num_ranks} ranks", call)
 
 
 def _sampling_cases() -> Iterator[BuildCase]:

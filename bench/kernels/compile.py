@@ -126,7 +126,10 @@ def recording_launches(launches: list[Launch]) -> Iterator[None]:
 def recording_lookups(family: ModuleType) -> Iterator[list[Lookup]]:
     """Yield a list to which the body's look-ups of `family` in the table of tuning are added."""
     found: list[Lookup] = []
-    look_up = family.tuned_config
+    look_up = getattr(family, "tuned_config", None)
+    if look_up is None:  # a family without candidates
+        yield found
+        return
 
     def recorded(default: Any, kernel: str, **shape: Any) -> Any:
         config = look_up(default, kernel, **shape)
