@@ -17,7 +17,7 @@ class WorkerMetrics:
     Workers of emulated devices add how late their host was.
     """
 
-    def __init__(self, model: str, block_size: int) -> None:
+    def __init__(self, model: str, block_size: int, num_ranks: int = 1) -> None:
         self._block_size, self._labels = block_size, (model, _ENGINE)
         tokens = gauge(
             "worker_prompt_tokens", "Prompt tokens not yet computed, by state", ["model", "state"]
@@ -35,6 +35,8 @@ class WorkerMetrics:
             "worker_emulated_worst_late_seconds", "Longest delay of an emulated step", ["model"]
         )
         self._model = model
+        self._ranks = gauge("worker_ranks", "Processes that compute the model together", ["model"])
+        self._ranks.labels(model).set(num_ranks)
         self._rank_wait = gauge(
             "worker_rank_wait_seconds",
             "Time for which a rank of the model has waited for the others",

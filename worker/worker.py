@@ -114,7 +114,9 @@ class Worker:
         self.last_load: LoadStats | None = None  # as it was reported
         self._load_subject = load_subject(runtime.namespace, node.instance_id)
         self._kernel_builds = KernelBuilds()
-        self._metrics = WorkerMetrics(settings.model_name, self.engine.block_pool.block_size)
+        self._metrics = WorkerMetrics(
+            settings.model_name, self.engine.block_pool.block_size, settings.engine.tp
+        )
         self._leaving: asyncio.Task[None] | None = None
         self._stack = contextlib.AsyncExitStack()
 

@@ -65,3 +65,15 @@ def test_the_lateness_of_an_emulated_device_has_series_of_its_own() -> None:
     assert [REGISTRY.get_sample_value(name, {"model": model}) for name in names] == [None, None]
     metrics.emulated(0.02, 0.25)
     assert [REGISTRY.get_sample_value(name, {"model": model}) for name in names] == [0.02, 0.25]
+
+
+def test_the_width_of_a_worker_and_the_waits_of_its_ranks_are_told() -> None:
+    model = new_id()
+    metrics = WorkerMetrics(model, 16, num_ranks=2)
+    assert REGISTRY.get_sample_value("tandem_worker_ranks", {"model": model}) == 2
+    metrics.waited([0.5, 0.25])
+    waits = [
+        REGISTRY.get_sample_value("tandem_worker_rank_wait_seconds", {"model": model, "rank": rank})
+        for rank in ("0", "1")
+    ]
+    assert waits == [0.5, 0.25]
