@@ -155,15 +155,13 @@ class TransferAgent:
         `notice` is called on the transfer thread right before the post, with the checksums of the
         parts `checked` of the local blocks, computed once `after` has happened; None: with none,
         and at once. The peer gets its result after the data of a WRITE; the caller gets it as the
-        return value. Nothing is posted from
-        `post_before` on (a `time.perf_counter()` reading: the lease's end less its margin). After
-        a TransferError nothing of the transfer can land any more, and `connect` must come before
-        the next transfer. Cancelling the caller stops the waiting, not the transfer.
+        return value. Nothing is posted from `post_before` on (a `time.perf_counter()` reading: the
+        lease's end less its margin). After a TransferError nothing of the transfer can land any
+        more, and `connect` must come before the next transfer. Cancelling the caller stops the
+        waiting, not the transfer.
         """
-        assert self._loop is not None, "start() comes first"
-        future: asyncio.Future[bytes] = self._loop.create_future()
 
-        def post(reactor: TransferReactor) -> Steps:
+        def post(reactor: TransferReactor, future: asyncio.Future[bytes]) -> Steps:
             sums: list[int] = []
             if checked is not None:
                 sums = yield from self._checksums([local for local, _ in pairs], checked, after)
@@ -180,8 +178,7 @@ class TransferAgent:
             reactor.post(order)
             self._busy_since = time.perf_counter()
 
-        self._submit(post, future)
-        return await future
+        return await self._submit(post)
 
     async def notify(self, peer_instance: str, data: bytes) -> None:
         """Send a message that belongs to no write."""
@@ -189,14 +186,11 @@ class TransferAgent:
 
     async def checksums(self, block_ids: Sequence[int], parts: Parts) -> list[int]:
         """Return checksums of parts of blocks of the own pool, computed on the transfer thread."""
-        assert self._loop is not None, "start() comes first"
-        future: asyncio.Future[list[int]] = self._loop.create_future()
 
-        def compute(_: TransferReactor) -> Steps:
+        def compute(_: TransferReactor, future: asyncio.Future[list[int]]) -> Steps:
             self._resolve(future, None, (yield from self._checksums(block_ids, parts, None)))
 
-        self._submit(compute, future)
-        return await future
+        return await self._submit(compute)
 
     def _checksums(
         self, block_ids: Sequence[int], parts: Parts, after: "Event | None"
@@ -214,24 +208,22 @@ class TransferAgent:
         await asyncio.to_thread(thread.join)
 
     async def _call(self, fn: Callable[[TransferReactor], T]) -> T:
+        return await self._submit(lambda reactor, future: self._resolve(future, None, fn(reactor)))
+
+    async def _submit(self, fn: Callable[[TransferReactor, asyncio.Future[T]], Steps | None]) -> T:
+        """Queue `fn`, or the steps that it returns; return the result that it resolves a future to.
+
+        Raise an exception of either. Any but this project's own becomes a TransferError, which
+        every caller expects: a GPU raises others, as when its memory runs out. Nothing is posted by
+        then.
+        """
         assert self._loop is not None, "start() comes first"
         future: asyncio.Future[T] = self._loop.create_future()
-        self._submit(lambda reactor: self._resolve(future, None, fn(reactor)), future)
-        return await future
-
-    def _submit(
-        self, fn: Callable[[TransferReactor], Steps | None], future: asyncio.Future[Any]
-    ) -> None:
-        """Queue `fn`, or the steps that it returns; an exception of either is set on `future`.
-
-        Any but this project's own becomes a TransferError, which every caller expects: a GPU
-        raises others, as when its memory runs out. Nothing is posted by then.
-        """
 
         def command() -> Steps:
             assert self._reactor is not None
             try:
-                if (steps := fn(self._reactor)) is not None:
+                if (steps := fn(self._reactor, future)) is not None:
                     yield from steps
             except TandemError as exc:
                 self._resolve(future, exc)
@@ -245,6 +237,7 @@ class TransferAgent:
                 raise TransferError(f"transfer agent {self._name} is not running")
             self._commands.append(command())
             self._wake.notify()
+        return await future
 
     def _resolve(
         self, future: asyncio.Future[Any], error: Exception | None, result: object = None
