@@ -55,6 +55,13 @@ class Jobs:
             help="Workers beside them, for the time in which Slurm requeues a lost one.",
         ),
     ] = 0
+    standby: Annotated[
+        bool,
+        typer.Option(
+            "--standby",
+            help="A second service job, on another node, which takes over when the first is lost.",
+        ),
+    ] = False
     role: Annotated[WorkerRole, typer.Option("--role", "-r", help="Role of the workers.")] = "both"
     partition: Annotated[str | None, typer.Option("--partition", "-p")] = None
     time: Annotated[
@@ -116,6 +123,7 @@ class Jobs:
             worker=JobOptions(self.partition, self.time, self.gpus, cpus, others),
             notice_s=self.notice_s,
             max_requeues=self.max_requeues,
+            has_standby=self.standby,
         )
 
 

@@ -49,10 +49,16 @@ class Deployment(msgspec.Struct, frozen=True):
     worker: JobOptions
     notice_s: int  # from Slurm's signal to the end of a job's time
     max_requeues: int
+    has_standby: bool = False  # a second service job
+
+    @property
+    def standby_job(self) -> str:
+        """The name of the second service job."""
+        return f"{self.name}-standby"
 
     @property
     def worker_job(self) -> str:
-        """The name of the workers' jobs; that of the service job is `name`."""
+        """The name of the workers' jobs; that of the first service job is `name`."""
         return f"{self.name}-worker"
 
     @property

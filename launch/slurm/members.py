@@ -33,8 +33,9 @@ class Members:
         self._running_s: dict[str, float] = {}  # job |-> since when it was seen to run
 
     def service_jobs(self) -> list[Job]:
-        """Return the service job, and its successor where one waits."""
-        return [job for job in jobs_named(self.deployment.name) if job.is_live]
+        """Return the service jobs, and their successors where some wait."""
+        names = self.deployment.standby_job, self.deployment.name
+        return [job for job in jobs_named(*names) if job.is_live]
 
     def worker_jobs(self) -> list[Job]:
         """Return the workers' jobs in the order of their numbers, the elder of a number first."""

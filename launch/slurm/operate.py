@@ -37,6 +37,8 @@ def up(
         cancel(members.service_jobs())
         raise
     members.until_serving(deployment.num_workers, members.worker_jobs)
+    if deployment.has_standby:
+        reporter.done(f"job {_submit_standby(deployment, members)}: stands by")
     reporter.done(f"{deployment.num_workers} workers serve; logs: {deployment.path / 'logs'}")
     reporter.output(deployment.http_url() or "")
 
@@ -116,6 +118,12 @@ def down(deployment: Deployment, reporter: Reporter, timeout_s: float) -> None:
     members.release(members.worker_jobs())
     deployment.services_file.unlink(missing_ok=True)
     reporter.done(f"{deployment.name} is down; logs: {deployment.path / 'logs'}")
+
+
+def _submit_standby(deployment: Deployment, members: Members) -> str:
+    nodes = ",".join(job.node for job in members.service_jobs() if job.node)
+    name, elsewhere = f"--job-name={deployment.standby_job}", f"--exclude={nodes}"
+    return submit(deployment.path / SERVICE, name, elsewhere)
 
 
 def _submit_workers(deployment: Deployment, indices: Sequence[int], reporter: Reporter) -> str:

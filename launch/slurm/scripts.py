@@ -63,7 +63,7 @@ def _service(deployment: Deployment) -> str:
         what="the service job",
         leaves="the frontend finishes its answers.",
         notice_s=deployment.notice_s,
-        successor="--dependency=singleton",
+        successor='--dependency=singleton --job-name="$SLURM_JOB_NAME"',
         script=SERVICE,
         wait="",
         command=shlex.join(command),

@@ -1,6 +1,6 @@
 """The service job of a deployment: NATS, etcd and the frontend, on an address of their node."""
 
-import json
+import asyncio
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,12 +13,12 @@ from tandem.launch.run.options import LaunchOptions
 from tandem.launch.serve.plan import plan_frontend
 from tandem.launch.serve.role_process import role_process
 from tandem.launch.slurm.deployment import ORIGIN, Deployment, read_deployment
+from tandem.launch.slurm.turn import Turn
 from tandem.launch.supervise.network_servers import NetworkEtcd, NetworkNats
 from tandem.launch.supervise.slurm_commands import controller_host
 from tandem.launch.supervise.supervisor import Supervisor, with_free_port
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.local.local_servers import LocalServer
-from tandem.runtime.local.private_file import write_private
 from tandem.runtime.own_address import ROUTE, address_towards, own_address
 from tandem.runtime.process.reporter import Reporter
 from tandem.runtime.store.etcd import EtcdDiscovery
@@ -27,12 +27,15 @@ START_TIMEOUT_S = 120.0
 
 
 class ServiceSupervisor(Supervisor):
-    """Runs the services and writes their addresses for the workers, until a signal ends it."""
+    """Runs the services until a signal ends it, and gives their addresses when it has the turn.
+
+    Of several service jobs one has the turn; the others stand by, with services that run.
+    """
 
     def __init__(self, config: EffectiveConfig, reporter: Reporter, deployment: Deployment) -> None:
         options = LaunchOptions(start_timeout_s=START_TIMEOUT_S)
         super().__init__(config, options, reporter)
-        self._deployment = deployment
+        self._turn = Turn(deployment.services_file, os.environ.get("SLURM_JOB_ID", ""))
 
     def _own_servers(self) -> dict[str, LocalServer]:
         runtime = self._config.config.runtime
@@ -52,15 +55,29 @@ class ServiceSupervisor(Supervisor):
         return ("frontend",)
 
     def _report_ready(self) -> None:
+        self._report.done(f"the services run, with a frontend at {self._http_url()}")
+
+    async def _keep_all(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(super()._keep_all())
+                group.create_task(self._serve())
+        except* ServiceError as failures:
+            raise failures.exceptions[0] from None
+
+    async def _serve(self) -> None:
+        """Wait for the turn and give the addresses. Raise ServiceError when the turn is lost."""
+        await self._turn.until_mine()
         runtime = self._config.config.runtime
-        services = {
-            "nats_url": runtime.nats_url,
-            "etcd_endpoints": runtime.etcd_endpoints,
-            "http_url": self._http_url(),
-            "job_id": os.environ.get("SLURM_JOB_ID", ""),
-        }
-        write_private(self._deployment.services_file, json.dumps(services))
+        self._turn.take(runtime.nats_url, runtime.etcd_endpoints, self._http_url())
         self._report.done(f"serving at {self._http_url()}")
+        other = await self._turn.until_lost()
+        raise ServiceError(f"job {other.job_id} has taken over: it serves at {other.http_url}")
+
+    async def _shutdown(self) -> None:
+        if self._num_signals:
+            self._turn.hand_over()
+        await super()._shutdown()
 
 
 def run_service(folder: Path) -> int:

@@ -58,7 +58,7 @@ class SlurmCluster:
     def __init__(self, hosts: Hosts, num_cpus: int = 2) -> None:
         # munged wants every folder on the way to its socket open to all, which pytest's are not
         self._temporary = tempfile.TemporaryDirectory(prefix="slurm-")
-        self._hosts, self._folder = hosts, Path(self._temporary.name)
+        self.hosts, self._folder = hosts, Path(self._temporary.name)
         self._num_cpus = num_cpus
         self._daemons: list[subprocess.Popen[bytes]] = []
         self.slurmds: dict[str, subprocess.Popen[bytes]] = {}
@@ -80,11 +80,11 @@ class SlurmCluster:
         (folder / "cgroup.conf").write_text(CGROUP)
         nodes = "\n".join(
             f"NodeName={host.name} NodeAddr={host.address} CPUs={self._num_cpus} RealMemory=2000"
-            for host in self._hosts.all
+            for host in self.hosts.all
         )
         self.conf.write_text(
             CONF.format(
-                address=self._hosts.address,
+                address=self.hosts.address,
                 port=free_port(),
                 slurmd_port=free_port(),
                 folder=folder,
@@ -102,9 +102,9 @@ class SlurmCluster:
         )
         with (folder / "ctld.out").open("ab") as output:
             self._daemons.append(start(controller, output, self.environment))
-        for host in self._hosts.all:
+        for host in self.hosts.all:
             self.start_node(host)
-        self.until_idle(len(self._hosts.all))
+        self.until_idle(len(self.hosts.all))
 
     def _start_munged(self, folder: Path) -> None:
         private = folder / "munge"
@@ -124,13 +124,23 @@ class SlurmCluster:
 
     def start_node(self, host: Host) -> None:
         """Start a host's slurmd, which is its first process."""
+        host.plug()
         words = ("slurmd", "-D", "-N", host.name, "-f", str(self.conf))
         log = self._folder / f"{host.name}.out"
         self.slurmds[host.name] = host.spawn(*words, log=log, environment=self.environment)
 
+    def host(self, name: str) -> Host:
+        """The host of a name."""
+        return next(host for host in self.hosts.all if host.name == name)
+
     def kill_node(self, name: str) -> None:
         """Kill the slurmd and every process of a host at once."""
         end(self.slurmds.pop(name))
+
+    def lose_node(self, name: str) -> None:
+        """Kill a host that is off the network: its connections get no farewell."""
+        self.host(name).unplug()
+        self.kill_node(name)
 
     def end_jobs(self) -> None:
         """Cancel every job, and wait until none is left."""

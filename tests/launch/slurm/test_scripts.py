@@ -87,7 +87,11 @@ class Run:
             text=True,
             start_new_session=True,
             env=os.environ
-            | {"PATH": f"{tools}:{os.environ['PATH']}", "SLURM_JOB_ID": "12"}
+            | {
+                "PATH": f"{tools}:{os.environ['PATH']}",
+                "SLURM_JOB_ID": "12",
+                "SLURM_JOB_NAME": "a-b",
+            }
             | {"SLURM_ARRAY_TASK_ID": "3", "SLURM_RESTART_COUNT": str(restarts)},
         )
 
@@ -144,7 +148,11 @@ time.sleep(60)
     [
         (WORKER, signal.SIGUSR2, ""),
         (WORKER, signal.SIGUSR1, "sbatch --array=3 {state}/worker.sh"),
-        (SERVICE, signal.SIGUSR1, "sbatch --dependency=singleton {state}/service.sh"),
+        (
+            SERVICE,
+            signal.SIGUSR1,
+            "sbatch --dependency=singleton --job-name=a-b {state}/service.sh",
+        ),
     ],
 )
 def test_a_signal_lets_the_process_leave_and_only_the_limit_brings_a_successor(

@@ -1,22 +1,16 @@
 """`tandem slurm` on a real Slurm: three hosts, TLS, a cluster token, and faults under load."""
 
-import asyncio
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from tests.certificates import Authority
-from tests.e2e.cluster import write_sensitive_model
 from tests.hosts import Hosts, require_hosts
 from tests.launch.slurm.slurm_cluster import PROGRAMS, SlurmCluster, processes_of
+from tests.launch.slurm.slurm_deployment import Tandem, deployed
 from tests.services import eventually
 from tests.stream_load import StreamLoad
 
@@ -26,87 +20,18 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-COMMAND_S = 240.0
-
-
-class Tandem:
-    """A deployment, by the command of its users."""
-
-    def __init__(self, slurm: SlurmCluster, state: Path) -> None:
-        self.slurm, self.state = slurm, state
-
-    def run(self, *words: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
-        """Run `tandem slurm ...` and return what it printed."""
-        command = [sys.executable, "-P", "-m", "tandem.launch", "slurm", *words]
-        command += ["--state-dir", str(self.state)]
-        done = subprocess.run(
-            command,
-            env=self.slurm.environment | {"OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_S,
-        )
-        assert not check or done.returncode == 0, done.stderr + self.logs()
-        return done
-
-    async def command(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        return await asyncio.to_thread(self.run, *words)
-
-    def services(self) -> dict[str, str]:
-        try:
-            return dict(json.loads((self.state / "services.json").read_text()))
-        except (OSError, ValueError):
-            return {}
-
-    def jobs(self, name: str = "tandem-worker") -> dict[str, str]:
-        """The running jobs of a name: id |-> host."""
-        lines = self.slurm.run("squeue", "-h", "-r", "-t", "R", "-n", name, "-o", "%i %N")
-        return dict(line.split() for line in lines.splitlines())
-
-    async def serves(self, count: int) -> bool:
-        """True when `tandem slurm status` shows just so many workers as serving."""
-        return f"\n{count} of " in (await self.command("status")).stdout
-
-    async def until_serving(self, count: int) -> None:
-        await eventually(lambda: self.serves(count), timeout_s=120, pause_s=0.5)
-
-    def logs(self) -> str:
-        paths = sorted(self.state.glob("logs/*.log"))
-        return "\n".join(f"==== {path.name}\n{path.read_text()[-1500:]}" for path in paths)
-
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[Hosts]:
+def slurm() -> Iterator[SlurmCluster]:
     require_hosts(*PROGRAMS)
-    with Hosts(3) as hosts:
-        yield hosts
-
-
-@pytest.fixture(scope="module")
-def slurm(hosts: Hosts) -> Iterator[SlurmCluster]:
-    with SlurmCluster(hosts) as slurm:
+    with Hosts(3) as hosts, SlurmCluster(hosts) as slurm:
         yield slurm
 
 
 @pytest.fixture(scope="module")
-def tandem(
-    hosts: Hosts, slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Tandem]:
-    folder = tmp_path_factory.mktemp("shared")
-    model = write_sensitive_model(folder / "model")
-    files = Authority(folder / "tls").issue(*(host.address for host in hosts.all))
-    tls = [f"--runtime.{key}={path}" for key, path in files.items()]
-    tandem = Tandem(slurm, folder / "state")
-    begun_s = time.perf_counter()
-    tandem.run(
-        *("up", str(model), "--gpus", "0", "--workers", "2", "--notice-s", "60"),
-        *("--time", "1:00:00", "--frontend.port=0", "--engine.max_model_len=512"),
-        *("--engine.threads=1", "--disagg.claim_timeout_ms=20000", *tls),
-    )
-    print(f"up with 2 workers: {time.perf_counter() - begun_s:.1f} s")
-    yield tandem
-    assert "cancelled" not in tandem.run("down").stderr
-    assert tandem.jobs() == tandem.jobs("tandem") == {}
+def tandem(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tandem]:
+    with deployed(slurm, tmp_path_factory.mktemp("shared"), "--workers", "2") as tandem:
+        yield tandem
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -172,9 +97,7 @@ async def test_a_dead_process_is_started_again(tandem: Tandem, load: StreamLoad)
     record.judge("kill -9 of a worker")
 
 
-async def test_a_host_that_dies_costs_no_answer(
-    hosts: Hosts, tandem: Tandem, load: StreamLoad
-) -> None:
+async def test_a_host_that_dies_costs_no_answer(tandem: Tandem, load: StreamLoad) -> None:
     (service_host,) = tandem.jobs("tandem").values()
     if len(set(tandem.jobs().values())) == 1:  # no worker would be left
         await tandem.command("scale", "3")
@@ -184,7 +107,7 @@ async def test_a_host_that_dies_costs_no_answer(
         tandem.slurm.kill_node(victim)
         await tandem.until_serving(len(workers) - workers.count(victim))
     record.judge("kill -9 of slurmd and all processes of a host")
-    tandem.slurm.start_node(next(host for host in hosts.all if host.name == victim))
+    tandem.slurm.start_node(tandem.slurm.host(victim))
     await tandem.until_serving(len(workers))
 
 
@@ -207,7 +130,7 @@ async def test_a_service_job_that_dies_is_found_where_it_comes_back(
 
 
 async def test_a_service_job_whose_host_dies_serves_again_elsewhere(
-    hosts: Hosts, tandem: Tandem, load: StreamLoad
+    tandem: Tandem, load: StreamLoad
 ) -> None:
     num_workers = len(tandem.jobs())
     before = tandem.services()
@@ -221,5 +144,5 @@ async def test_a_service_job_whose_host_dies_serves_again_elsewhere(
     assert victim not in tandem.jobs("tandem").values()
     # answers under way break off with the frontend; none that came whole is wrong
     assert record.num_right > 0 and not record.wrong, record.wrong[:2]
-    tandem.slurm.start_node(next(host for host in hosts.all if host.name == victim))
+    tandem.slurm.start_node(tandem.slurm.host(victim))
     await tandem.until_serving(num_workers)

@@ -1,0 +1,76 @@
+"""Whose turn it is to serve: of a deployment's service jobs, the one that services.json names."""
+
+import asyncio
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from tandem.runtime.errors import ServiceError
+from tandem.runtime.local.ports import http_status
+from tandem.runtime.local.private_file import write_private
+
+SILENCE_S = 3.0  # a frontend that answers nothing for longer is replaced
+POLL_S = 0.25
+
+
+class Services(msgspec.Struct, frozen=True):
+    """The addresses of a service job; other processes read those of NATS and etcd."""
+
+    nats_url: str
+    etcd_endpoints: str
+    http_url: str
+    job_id: str  # empty once the job leaves
+
+
+class Turn:
+    """The turn of one service job, by the file that all of them read and write."""
+
+    def __init__(self, path: Path, job_id: str) -> None:
+        self._path, self._job_id = path, job_id
+
+    def now(self) -> Services | None:
+        """Return what the file says; None without a file that can be read."""
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=Services)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    async def until_mine(self) -> None:
+        """Return at once where no other job serves, else when it leaves or is silent."""
+        seen, answered_s = None, time.perf_counter()
+        while (now := self.now()) is not None and now.job_id not in ("", self._job_id):
+            if now != seen or await _answers(now.http_url):
+                seen, answered_s = now, time.perf_counter()
+            elif time.perf_counter() - answered_s > SILENCE_S:
+                return
+            await asyncio.sleep(POLL_S)
+
+    def take(self, nats_url: str, etcd_endpoints: str, http_url: str) -> None:
+        """Let every process of the deployment come to these addresses."""
+        self._write(Services(nats_url, etcd_endpoints, http_url, self._job_id))
+
+    async def until_lost(self) -> Services:
+        """Return the services of another job once it has taken the turn."""
+        while (now := self.now()) is None or now.job_id in ("", self._job_id):
+            await asyncio.sleep(POLL_S)
+        return now
+
+    def hand_over(self) -> None:
+        """Give another job the turn at once, if this one has it."""
+        if (now := self.now()) is not None and now.job_id == self._job_id:
+            self._write(msgspec.structs.replace(now, job_id=""))
+
+    def _write(self, services: Services) -> None:
+        write_private(self._path, msgspec.json.encode(services).decode())
+
+
+async def _answers(http_url: str) -> bool:
+    url = urlsplit(http_url)
+    try:
+        port = url.port or 0
+        await http_status(url.hostname or "", port, "/live", SILENCE_S / 2, scheme=url.scheme)
+    except (ServiceError, ValueError):
+        return False
+    return True

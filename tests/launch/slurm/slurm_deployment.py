@@ -1,0 +1,82 @@
+"""A deployment on the test's Slurm, by the command of its users."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.certificates import Authority
+from tests.e2e.cluster import write_sensitive_model
+from tests.launch.slurm.slurm_cluster import SlurmCluster
+from tests.services import eventually
+
+COMMAND_S = 240.0
+
+
+class Tandem:
+    """A deployment, by the command of its users."""
+
+    def __init__(self, slurm: SlurmCluster, state: Path) -> None:
+        self.slurm, self.state = slurm, state
+
+    def run(self, *words: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
+        """Run `tandem slurm ...` and return what it printed."""
+        command = [sys.executable, "-P", "-m", "tandem.launch", "slurm", *words]
+        command += ["--state-dir", str(self.state)]
+        done = subprocess.run(
+            command,
+            env=self.slurm.environment | {"OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S,
+        )
+        assert not check or done.returncode == 0, done.stderr + self.logs()
+        return done
+
+    async def command(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        return await asyncio.to_thread(self.run, *words)
+
+    def services(self) -> dict[str, str]:
+        try:
+            return dict(json.loads((self.state / "services.json").read_text()))
+        except (OSError, ValueError):
+            return {}
+
+    def jobs(self, name: str = "tandem-worker") -> dict[str, str]:
+        """The running jobs of a name: id |-> host."""
+        lines = self.slurm.run("squeue", "-h", "-r", "-t", "R", "-n", name, "-o", "%i %N")
+        return dict(line.split() for line in lines.splitlines())
+
+    async def serves(self, count: int) -> bool:
+        """True when `tandem slurm status` shows just so many workers as serving."""
+        return f"\n{count} of " in (await self.command("status")).stdout
+
+    async def until_serving(self, count: int) -> None:
+        await eventually(lambda: self.serves(count), timeout_s=120, pause_s=0.5)
+
+    def logs(self) -> str:
+        paths = sorted(self.state.glob("logs/*.log"))
+        return "\n".join(f"==== {path.name}\n{path.read_text()[-1500:]}" for path in paths)
+
+
+@contextmanager
+def deployed(slurm: SlurmCluster, folder: Path, *words: str) -> Iterator[Tandem]:
+    """A deployment with TLS and a cluster token, whose state and model are in a folder."""
+    model = write_sensitive_model(folder / "model")
+    files = Authority(folder / "tls").issue(*(host.address for host in slurm.hosts.all))
+    tls = [f"--runtime.{key}={path}" for key, path in files.items()]
+    tandem = Tandem(slurm, folder / "state")
+    begun_s = time.perf_counter()
+    tandem.run(
+        *("up", str(model), "--gpus", "0", "--notice-s", "60", *words),
+        *("--time", "1:00:00", "--frontend.port=0", "--engine.max_model_len=512"),
+        *("--engine.threads=1", "--disagg.claim_timeout_ms=20000", *tls),
+    )
+    print(f"up {' '.join(words)}: {time.perf_counter() - begun_s:.1f} s")
+    yield tandem
+    assert "cancelled" not in tandem.run("down").stderr
+    assert tandem.jobs() == tandem.jobs("tandem") == {}

@@ -1,0 +1,83 @@
+"""Nodes of a real Slurm that die, where a worker and a service job stand by for them."""
+
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import pytest_asyncio
+
+from tests.hosts import Hosts, require_hosts
+from tests.launch.slurm.slurm_cluster import PROGRAMS, SlurmCluster
+from tests.launch.slurm.slurm_deployment import Tandem, deployed
+from tests.services import eventually
+from tests.stream_load import StreamLoad
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[SlurmCluster]:
+    require_hosts(*PROGRAMS)
+    with Hosts(4) as hosts, SlurmCluster(hosts, num_cpus=1) as slurm:  # one job on each
+        yield slurm
+
+
+@pytest.fixture(scope="module")
+def tandem(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tandem]:
+    folder = tmp_path_factory.mktemp("shared")
+    words = ("--workers", "1", "--spare", "1", "--standby")
+    with deployed(slurm, folder, *words) as tandem:
+        yield tandem
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def load(tandem: Tandem) -> AsyncIterator[StreamLoad]:
+    async with StreamLoad(lambda: tandem.services().get("http_url"), "model") as load:
+        await load.first_answer_s()
+        await load.take_references()
+        yield load
+
+
+async def test_a_standby_takes_over_when_the_host_of_the_services_dies(
+    tandem: Tandem, load: StreamLoad
+) -> None:
+    await eventually(lambda: len(tandem.jobs("tandem-standby")) == 1)
+    ((first, victim),) = tandem.jobs("tandem").items()
+    ((second, _),) = tandem.jobs("tandem-standby").items()
+    log = tandem.state / "logs" / "service.log"
+    await eventually(lambda: "services run" in log.read_text().partition(f"job {second},")[2])
+    assert tandem.services()["job_id"] == first
+    async with load.running() as record:
+        tandem.slurm.lose_node(victim)
+        begun_s = time.perf_counter()
+        await eventually(lambda: tandem.services()["job_id"] == second)
+        print(f"another address after {time.perf_counter() - begun_s:.1f} s")
+        await load.first_answer_s()
+        print(f"without new requests on a lost host: {time.perf_counter() - begun_s:.1f} s")
+    assert record.num_right > 0 and not record.wrong, record.wrong[:2]
+    tandem.slurm.start_node(tandem.slurm.host(victim))
+    # requeued, the first job stands by for the second
+    await eventually(lambda: len(tandem.jobs("tandem")) == 1, timeout_s=120)
+    async with load.running() as record:
+        await tandem.until_serving(2)
+    record.judge("after the services moved")
+    assert tandem.services()["job_id"] == second
+
+
+async def test_a_spare_worker_takes_the_answers_of_a_host_that_dies(
+    tandem: Tandem, load: StreamLoad
+) -> None:
+    victim = next(iter(tandem.jobs().values()))
+    async with load.running() as record:
+        tandem.slurm.lose_node(victim)
+        num_right = record.num_right
+        await tandem.until_serving(1)
+        await eventually(lambda: record.num_right > num_right + 30)
+    record.judge("kill -9 of the host of the only worker but the spare one")
+    assert max(record.pauses_s) < 12
+    tandem.slurm.start_node(tandem.slurm.host(victim))
+    await tandem.until_serving(2)

@@ -1,0 +1,49 @@
+"""Whose turn it is to serve, by a file and by what a frontend answers."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tandem.launch.slurm import turn
+from tandem.launch.slurm.turn import Turn
+from tandem.runtime.local.ports import free_port
+from tests.services import PATIENCE_S
+
+
+async def test_a_job_serves_at_once_unless_another_does(tmp_path: Path) -> None:
+    path = tmp_path / "services.json"
+    one, other = Turn(path, "1"), Turn(path, "2")
+    async with asyncio.timeout(turn.SILENCE_S / 2):
+        await one.until_mine()  # nothing was written yet
+        one.take("nats://a", "http://a", "http://a:1")
+        assert path.stat().st_mode & 0o077 == 0
+        await one.until_mine()  # its own process came back
+        other.hand_over()  # which it does not have
+        assert (now := one.now()) is not None and now.job_id == "1"
+        one.hand_over()
+        await other.until_mine()
+    other.take("nats://b", "http://b", "http://b:1")
+    async with asyncio.timeout(PATIENCE_S):
+        assert await one.until_lost() == other.now()
+
+
+async def test_a_job_stands_by_while_another_answers_and_takes_over_when_it_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn, "SILENCE_S", 0.6)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    port = free_port()
+    one, other = Turn(tmp_path / "services.json", "1"), Turn(tmp_path / "services.json", "2")
+    async with await asyncio.start_server(answer, "127.0.0.1", port):
+        one.take("nats://a", "http://a", f"http://127.0.0.1:{port}")
+        waiting = asyncio.create_task(other.until_mine())
+        await asyncio.wait([waiting], timeout=turn.SILENCE_S * 1.5)
+        assert not waiting.done()
+    async with asyncio.timeout(PATIENCE_S):
+        await waiting
