@@ -11,6 +11,13 @@ class QueueConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     storage: Literal["memory", "file"] = Field("memory", description="where the broker keeps jobs")
+    replicas: int | None = Field(
+        None,
+        ge=1,
+        le=5,
+        description="servers of a NATS cluster that have each job; by default 3 where "
+        "`runtime.nats_url` has three addresses or more, and else 1",
+    )
     ack_wait_s: float = Field(
         5.0,
         gt=0,

@@ -215,7 +215,10 @@ class JetStreamQueue:
         try:
             await self._jetstream.publish(subject, payload, headers=headers)
         except nats.js.errors.NoStreamResponseError:
-            await self._create()
+            if self._creating.locked():  # others wait for it
+                raise
+            async with asyncio.timeout(self._config.request_timeout_s):
+                await self._create()
             await self._jetstream.publish(subject, payload, headers=headers)
 
     async def _pull(self, max_jobs: int, deadline: float) -> list[Msg]:
@@ -258,7 +261,8 @@ class JetStreamQueue:
         async with self._creating:
             try:
                 patient = self._connection.client.jetstream(timeout=_CREATE_TIMEOUT_S)
-                await create_streams(patient, self._names, self._config)
+                num_addresses = self._connection.num_addresses
+                await create_streams(patient, self._names, self._config, num_addresses)
             except _NATS_ERRORS as exc:
                 raise self._error("create", exc) from exc
 

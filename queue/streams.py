@@ -22,6 +22,7 @@ _MAX_IN_PROGRESS = 65_536
 _MAX_DEDUP_WINDOW_S = 120.0
 _MAX_DEAD = 1000  # dead letters that are kept for inspection
 _DEAD_HEADER_BYTES = 1024  # room for the reason
+CLUSTER = 3  # servers of the smallest NATS cluster that can lose one
 
 
 def escape(name: str) -> str:
@@ -60,10 +61,14 @@ class QueueNames:
 
 
 async def create_streams(
-    jetstream: JetStreamContext, names: QueueNames, config: QueueConfig
+    jetstream: JetStreamContext, names: QueueNames, config: QueueConfig, num_addresses: int = 1
 ) -> None:
-    """Create or update streams and consumer to match the configuration."""
+    """Create or update streams and consumer to match the configuration.
+
+    `num_addresses` of NATS tell a cluster whose streams should outlive one of its servers.
+    """
     storage = StorageType.MEMORY if config.storage == "memory" else StorageType.FILE
+    replicas = config.replicas or (CLUSTER if num_addresses >= CLUSTER else 1)
     jobs = StreamConfig(
         name=names.stream,
         subjects=[names.stream_subject],
@@ -75,6 +80,7 @@ async def create_streams(
         discard=DiscardPolicy.NEW,  # a job that waits is not lost
         duplicate_window=wall_seconds(min(config.max_age_s, _MAX_DEDUP_WINDOW_S)),
         storage=storage,
+        num_replicas=replicas,
     )
     dead = StreamConfig(
         name=names.dead_stream,
@@ -84,6 +90,7 @@ async def create_streams(
         max_msg_size=config.max_job_bytes + _DEAD_HEADER_BYTES,
         discard=DiscardPolicy.OLD,
         storage=storage,
+        num_replicas=replicas,
     )
     for stream in (jobs, dead):
         try:

@@ -101,6 +101,11 @@ class NatsConnection:
         """True while NATS is known to be reachable; a frozen server is noticed within 3 s."""
         return self.client.is_connected
 
+    @property
+    def num_addresses(self) -> int:
+        """The number of servers that the configuration names."""
+        return len(self._urls())
+
     def on_reconnect(self, listener: Listener) -> None:
         """Await `listener` after each reconnection; subscriptions are restored before."""
         self._listeners.append(listener)

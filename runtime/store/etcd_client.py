@@ -74,6 +74,8 @@ class EtcdClient:
         self._socket = _unix_socket(endpoints)
         urls = [] if self._socket else [_split(url) for url in endpoints.split(",")]
         self._targets = [(url.hostname or "", url.port or 2379) for url in urls]
+        self._name = self._targets[0][0] if urls else ""  # in the certificate of each
+        self._is_silent = False  # a call got no answer
         self._is_secure = any(url.scheme == "https" for url in urls)
         if self._is_secure and not all(url.scheme == "https" for url in urls):
             raise ConfigError(f"runtime.etcd_endpoints: {endpoints!r} mixes http and https")
@@ -81,12 +83,18 @@ class EtcdClient:
     async def redirect(self, endpoints: str) -> None:
         """Dial other addresses from now on; calls under way at the old ones fail.
 
-        Raise ConfigError for text that is no list of URLs.
+        Of the same ones another comes first where a call got no answer: gRPC stays with a server
+        that is frozen. Raise ConfigError for text that is no list of URLs.
         """
         if endpoints != self._endpoints:
             self._set_endpoints(endpoints)
-            await self.close()
-            await self.open()
+        elif self._is_silent and len(self._targets) > 1:
+            self._targets = [*self._targets[1:], self._targets[0]]
+        else:
+            return
+        self._is_silent = False
+        await self.close()
+        await self.open()
 
     async def open(self) -> None:
         """Create the channel, without a request to etcd."""
@@ -97,8 +105,7 @@ class EtcdClient:
         else:
             target = await _resolved(self._targets)
         if self._is_secure:
-            host = self._targets[0][0]
-            options = [*_CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", host)]
+            options = [*_CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", self._name)]
             credentials = grpc.ssl_channel_credentials(*self._tls)
             self._channel = rpc.secure_channel(target, credentials, options=options)
         else:
@@ -226,10 +233,18 @@ class EtcdClient:
     def _translated(self) -> Iterator[None]:
         if self._channel is None:
             raise ServiceError(f"the connection to etcd at {self._endpoints} is closed")
+        channel = self._channel
         try:
             yield
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if self._channel is channel or (task is not None and task.cancelling()):
+                raise
+            # by gRPC, as its channel was closed
+            raise ServiceError(f"etcd at {self._endpoints} is dialed anew") from error
         except rpc.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                self._is_silent = True
                 reason = f"etcd at {self._endpoints} does not answer within {_TIMEOUT_S:g} s"
                 raise ServiceError(reason) from error
             details = one_line(error.details() or error.code().name, _MAX_DETAIL_BYTES)

@@ -47,6 +47,27 @@ async def test_of_several_endpoints_one_is_enough(server: EtcdServer) -> None:
         assert await discovery.get_prefix("/x") == {"/x": b"1"}
 
 
+SOONER_THAN_GRPC_S = 20.0  # which leaves a silent server after a minute
+
+
+@pytest.mark.slow
+async def test_of_several_endpoints_one_that_is_frozen_is_left(server: EtcdServer) -> None:
+    with EtcdServer() as other:
+        several = RuntimeConfig(etcd_endpoints=f"{server.url},{other.url}", lease_ttl_s=2)
+        alone = RuntimeConfig(etcd_endpoints=other.url)
+        async with started(EtcdDiscovery(several)) as ours, started(EtcdDiscovery(alone)) as theirs:
+            view = theirs.watch("/t/")
+            await ours.put("/t/before", b"1")
+            server.freeze()
+            try:
+                # puts that wait while the other server is dialed are not cancelled
+                for number in range(3):
+                    await ours.put(f"/t/{number}", b"1")
+                await view.wait_for(lambda items: len(items) == 4, SOONER_THAN_GRPC_S)
+            finally:
+                server.thaw()
+
+
 async def test_while_etcd_is_away_views_stay_and_writes_wait(
     server: EtcdServer, ours: EtcdDiscovery, theirs: EtcdDiscovery
 ) -> None:
