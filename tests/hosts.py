@@ -19,6 +19,7 @@ import pytest
 from tandem.runtime.local.child_process import DEATHWATCH
 
 LIMIT_S = 20.0
+RELAY = Path(__file__).with_name("delay_relay.py")
 
 
 def require_hosts(*programs: str) -> None:
@@ -101,9 +102,14 @@ def end(process: "subprocess.Popen[bytes]") -> None:
 
 
 class Hosts:
-    """Some hosts on a bridge, which this machine is on, too; `with` makes and removes them."""
+    """Some hosts on a bridge, which this machine is on, too; `with` makes and removes them.
 
-    def __init__(self, count: int) -> None:
+    A frame needs `delay_s` from a host to the bridge, and as long from there to a host.
+    """
+
+    def __init__(self, count: int, delay_s: float = 0.0) -> None:
+        self._delay_s = delay_s
+        self._relays: list[subprocess.Popen[bytes]] = []
         tag = secrets.token_hex(2)
         self._bridge = f"tb{tag}"
         net = f"10.{secrets.choice(range(64, 192))}.{secrets.choice(range(1, 255))}"
@@ -124,8 +130,11 @@ class Hosts:
 
     def _add(self, host: Host) -> None:
         _ip("netns", "add", host.name)
-        peer = ("peer", "name", "eth0", "netns", host.name)
-        _ip("link", "add", host.veth, "type", "veth", *peer)
+        if self._delay_s:
+            self._add_far(host)
+        else:
+            peer = ("peer", "name", "eth0", "netns", host.name)
+            _ip("link", "add", host.veth, "type", "veth", *peer)
         _ip("link", "set", host.veth, "master", self._bridge, "up")
         for words in (
             ("link", "set", "lo", "up"),
@@ -134,7 +143,19 @@ class Hosts:
         ):
             _ip("-n", host.name, *words)
 
+    def _add_far(self, host: Host) -> None:
+        """Give a host the two ends of a relay in place of those of a veth."""
+        inner = f"{host.veth}i"
+        words = [sys.executable, str(RELAY), host.veth, inner, str(self._delay_s)]
+        relay = subprocess.Popen(words, stdout=subprocess.PIPE)
+        self._relays.append(relay)
+        assert relay.stdout is not None and relay.stdout.readline() == b"ready\n"
+        _ip("link", "set", inner, "netns", host.name, "name", "eth0")
+
     def __exit__(self, *_: object) -> None:
+        for relay in self._relays:
+            relay.kill()
+            relay.communicate(timeout=LIMIT_S)
         for host in self.all:
             _ip("netns", "del", host.name, check=False)
             _ip("link", "del", host.veth, check=False)
