@@ -41,6 +41,6 @@ def relay(one: int, other: int, delay_s: float) -> None:
 
 
 if __name__ == "__main__":
-    devices = [_tap(name) for name in sys.argv[1:3]]
+    near, far = _tap(sys.argv[1]), _tap(sys.argv[2])
     print("ready", flush=True)
-    relay(*devices, float(sys.argv[3]))
+    relay(near, far, float(sys.argv[3]))

@@ -3,7 +3,9 @@
 import asyncio
 import json
 import random
+import re
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -28,6 +30,7 @@ class Record:
     wrong: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)  # no connection, 503, or broken off
     num_remote: int = 0  # answers whose prompt another worker computed
+    why_local: Counter[str] = field(default_factory=Counter)  # reasons of the others
     pauses_s: list[float] = field(default_factory=list)  # the longest one of each answer
 
     def judge(self, what: str) -> None:
@@ -35,6 +38,7 @@ class Record:
         pauses_s = sorted(self.pauses_s)
         print(
             f"{what}: {self.num_right} right, {self.num_remote} of them prefilled elsewhere, "
+            f"the others for {dict(self.why_local)}, "
             f"{len(self.wrong)} wrong, {len(self.failed)} failed; longest "
             f"pause of an answer {pauses_s[-1]:.2f} s, median {pauses_s[len(pauses_s) // 2]:.2f} s"
         )
@@ -130,7 +134,11 @@ class StreamLoad:
             async for line in response.content:
                 if line.startswith(b"data: [DONE]"):
                     record.pauses_s.append(pause_s)
-                    record.num_remote += response.headers["x-tandem-prefill"] == "remote"
+                    if response.headers["x-tandem-prefill"] == "remote":
+                        record.num_remote += 1
+                    else:
+                        reason = response.headers["x-tandem-prefill-reason"]
+                        record.why_local[re.sub(r"\d+", "N", reason)] += 1
                     return "".join(parts)
                 if line.startswith(b"data: "):
                     event = json.loads(line[6:])

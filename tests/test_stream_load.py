@@ -33,7 +33,8 @@ class Server:
         if self.fault == "503":
             raise web.HTTPServiceUnavailable
         text = str(sum((await request.json())["prompt"]) + (self.fault == "wrong"))
-        response = web.StreamResponse(headers={"x-tandem-prefill": "local"})
+        headers = {"x-tandem-prefill": "local", "x-tandem-prefill-reason": "5 <= 9"}
+        response = web.StreamResponse(headers=headers)
         await response.prepare(request)
         await response.write(f"data: {json.dumps({'choices': [{'text': text}]})}\n".encode())
         if self.fault != "broken off":
@@ -52,6 +53,7 @@ async def test_a_request_without_a_right_answer_is_judged(fault: str, noted: str
         async with load.running() as whole:
             pass
         whole.judge("whole")
+        assert whole.why_local == {"N <= N": whole.num_right}
         async with load.running() as record:
             server.fault = fault
             if fault == "refused":

@@ -31,7 +31,8 @@ class ClusterOfThrees(Cluster):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ClusterOfThrees]:
-    async with ClusterOfThrees(tmp_path_factory.mktemp("three")) as cluster:
+    cluster = ClusterOfThrees(tmp_path_factory.mktemp("three"))
+    async with cluster:
         flags = (
             "--engine.max_model_len=512",
             "--engine.threads=1",
