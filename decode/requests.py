@@ -75,6 +75,8 @@ class ActiveRequest:
         request = _decode_request(payload)
         if request.model != model:
             raise NotFoundError(f"this worker serves {model}, not {request.model}")
+        if request.images:
+            raise InvalidRequestError(f"the workers of {model} see no images", param="prompt")
         token_ids = checked_token_ids(request, vocab_size)
         seq = Sequence(
             request_id=request.request_id,

@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from tandem.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+from tandem.runtime.wire.messages import MAX_IMAGES
 
 ANY = "*"  # in a list of hosts or origins
 _HOST = re.compile(r"[a-z0-9._-]+|\*")
@@ -86,6 +87,12 @@ class FrontendConfig(BaseModel):
         True,
         description="images and files in results of tools, and in messages before the last answer, "
         "become a line of text for a model that reads text only; false: 400",
+    )
+    max_images: int = Field(
+        16, ge=0, le=MAX_IMAGES, description="most images of one request, for models that see them"
+    )
+    max_image_bytes: int = Field(
+        4 * 1024 * 1024, ge=1, description="largest image of a request (bytes), without its base64"
     )
     clamp_max_tokens: bool = Field(
         True,

@@ -37,7 +37,7 @@ from tandem.sdk.exceptions import (
 from tandem.sdk.kv.sources import KvEventSource, ZmqSource
 from tandem.sdk.worker import telemetry
 from tandem.sdk.worker.context import Context
-from tandem.vllm.pooling import endpoint_types, num_labels, pooled, type_fields, vector_probe
+from tandem.vllm.pooling import endpoint_types, num_labels, pooled, probe, sees_images, type_fields
 from tandem.vllm.sampling import bad_words, cancelled, chunk_of, grammar_fields, sampling_fields
 from tandem.vllm.scheduler_side import PLACE, REPORT, TICKET
 from tandem.vllm.settings import PROMPTS, connector_config
@@ -51,6 +51,7 @@ from vllm import AsyncEngineArgs, PoolingParams, SamplingParams, TokensPrompt  #
 from vllm.config import KVEventsConfig, KVTransferConfig, VllmConfig  # noqa: E402
 from vllm.exceptions import GracefulHTTPError, VLLMClientError  # noqa: E402
 from vllm.lora.request import LoRARequest  # noqa: E402
+from vllm.multimodal.media import ImageMediaIO  # noqa: E402
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams  # noqa: E402
 from vllm.v1.engine.async_llm import AsyncLLM  # noqa: E402
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError  # noqa: E402
@@ -112,6 +113,7 @@ class VllmEngine(LLMEngine):
             runtime_data={"engine": f"vllm {VLLM_VERSION}"},
             supports_grammar=True,
             supports_token_rules=True,
+            supports_images=sees_images(llm.renderer.mm_processor),
             endpoint_types=",".join(self._types),
         )
 
@@ -181,6 +183,9 @@ class VllmEngine(LLMEngine):
         llm = self._running()
         prompt, num_tokens = request["token_ids"], 0
         tokens = _tokens(prompt, (request.get("extra_args") or {}).get("cache_salt"))
+        if images := request.get("images"):
+            reading = asyncio.to_thread(lambda: list(map(_read, images, range(len(images)))))
+            tokens["multi_modal_data"] = {"image": await reading}
         trace = telemetry.engine_trace_kwargs(context)
         name, reports = context.id(), self._load.reports
         adapter, transfer = (
@@ -288,7 +293,7 @@ class VllmEngine(LLMEngine):
         register_global_registry(metrics, engine_prefix="vllm:")
 
     async def health_check_payload(self) -> dict[str, Any] | None:
-        extras = {} if "chat" in self._types else vector_probe(self._types)
+        extras = {} if "chat" in self._types else probe(self._types)
         return build_health_check_payload(0, extras=extras)
 
 
@@ -305,6 +310,14 @@ def _tokens(token_ids: list[int], cache_salt: str | None) -> TokensPrompt:
     if cache_salt:
         tokens["cache_salt"] = cache_salt
     return tokens
+
+
+def _read(image: bytes, index: int) -> Any:
+    """Return vLLM's form of an image. Raise InvalidArgument for one that cannot be read."""
+    try:
+        return ImageMediaIO().load_bytes(image)
+    except ValueError as error:
+        raise InvalidArgument(f"vLLM: {error}", param=f"images[{index}]") from error
 
 
 def _sampling(request: GenerateRequest, transfer: dict[str, str] | None) -> SamplingParams:

@@ -1,4 +1,4 @@
-"""Vectors and scores of vLLM's pooling models; without an import of vLLM."""
+"""The kinds of vLLM's models, and vectors and scores of some; without an import of vLLM."""
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
@@ -24,7 +24,12 @@ def endpoint_types(tasks: Collection[str], num_labels: int) -> list[str]:
     return types or ["chat", "completions"]
 
 
-def vector_probe(types: Collection[str]) -> dict[str, Any]:
+def sees_images(processor: Any) -> bool:
+    """Return True for a model whose processor, None of one of text alone, takes images."""
+    return processor is not None and processor.info.allowed_mm_limits.get("image", 0) > 0
+
+
+def probe(types: Collection[str]) -> dict[str, Any]:
     """Return the fields of a health check for a model that makes vectors or scores."""
     kind = "embeddings" if "embeddings" in types else "rerank"
     return {"kind": kind, "token_ids": [[0]], "second_starts": [1]}

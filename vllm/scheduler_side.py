@@ -34,6 +34,7 @@ class Request(Protocol):
     all_token_ids: Sequence[int]
     cache_salt: str | None
     kv_transfer_params: dict[str, Any] | None
+    mm_features: Sequence[Any]  # of images and the like
 
 
 class BlockPool(Protocol):
@@ -101,6 +102,9 @@ class SchedulerSide:
         """
         num_wanted = request.num_prompt_tokens - 1 - num_computed_tokens
         if not self._may_offer(request):
+            if request.mm_features and request.request_id not in self._decided:
+                report = PrefillReport("local", "the prompt has images", num_computed_tokens)
+                self._note(request, report)
             self._decided.add(request.request_id)
             return 0, False
         if num_wanted < 1:  # the last token is computed here in any case
@@ -118,12 +122,15 @@ class SchedulerSide:
         return num_wanted, True
 
     def _report(self, request: Request, decision: Decision, num_cached: int) -> None:
+        reason = decision.reason[:MAX_TEXT]
+        report = PrefillReport(decision.place, reason, num_cached, cause=decision.cause)
+        self._note(request, report)
+
+    def _note(self, request: Request, report: PrefillReport) -> None:
         """Note the place of a prompt for the caller who has named its report."""
         name = (request.kv_transfer_params or {}).get(REPORT)
         if isinstance(name, str):
-            self._reports[name] = PrefillReport(
-                decision.place, decision.reason[:MAX_TEXT], num_cached, cause=decision.cause
-            )
+            self._reports[name] = report
 
     def take_reports(self) -> dict[str, PrefillReport]:
         """Return the places that were decided or changed since the last call."""

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Raw
 
 from tandem.frontend.bodies.ignored import Ignored
+from tandem.frontend.bodies.images import Images
 from tandem.frontend.bodies.invalid import invalid_field
 from tandem.frontend.bodies.outline import (
     MAX_CONTENT_PARTS,
@@ -16,7 +17,14 @@ from tandem.frontend.bodies.outline import (
 )
 from tandem.frontend.bodies.typed import NULL, read, read_type
 from tandem.frontend.bodies.unseen import Unseen
-from tandem.frontend.chat.messages import CalledFunction, ChatMessage, MessageToolCall
+from tandem.frontend.chat.messages import (
+    CalledFunction,
+    ChatMessage,
+    ContentPart,
+    ImagePart,
+    MessageToolCall,
+)
+from tandem.frontend.chat.parts import IN_NEXT_MESSAGE, content_of
 from tandem.runtime.errors import InvalidRequestError
 
 _decode_text = msgspec.json.Decoder(str).decode
@@ -54,6 +62,21 @@ class ToolResult(msgspec.Struct, frozen=True):
     type: Literal["tool_result"] = "tool_result"
 
 
+class Image(msgspec.Struct, frozen=True):
+    """An image of the user, or of a tool."""
+
+    source: Raw = NULL
+    type: Literal["image"] = "image"
+
+
+class Source(msgspec.Struct, frozen=True):
+    """The bytes of an image, or its URL."""
+
+    type: str
+    data: str | None = None
+    url: Raw = NULL
+
+
 class Message(msgspec.Struct, frozen=True):
     """A message; `content` is text or a list of blocks."""
 
@@ -61,9 +84,10 @@ class Message(msgspec.Struct, frozen=True):
     content: Raw
 
 
-Block = Text | Thinking | ToolUse | ToolResult
-_KINDS: dict[str, type[Text] | type[Thinking] | type[ToolUse] | type[ToolResult]] = {
+Block = Text | Thinking | ToolUse | ToolResult | Image
+_KINDS: dict[str, type[Block]] = {
     "text": Text,
+    "image": Image,
     "thinking": Thinking,
     "tool_use": ToolUse,
     "tool_result": ToolResult,
@@ -76,11 +100,12 @@ class Conversation:
     Blocks that another server has put into answers are left out.
     """
 
-    def __init__(self, ignored: Ignored, *, images_as_text: bool) -> None:
+    def __init__(self, ignored: Ignored, images: Images | None, *, images_as_text: bool) -> None:
         self.messages: list[ChatMessage] = []
         self.origins: list[str] = []  # the paths of the messages in the body
         self._ignored = ignored
-        self._unseen = Unseen(ignored, as_text=images_as_text)
+        self._images = images  # None for a model that sees none
+        self._unseen = Unseen(ignored, as_text=images_as_text, sees=images is not None)
         self._num_blocks = 0
 
     @property
@@ -132,7 +157,7 @@ class Conversation:
                     calls.append(_call(block))
                 case ToolResult():
                     raise _misplaced(field, kind, "assistant")
-                case None:
+                case None | Image():
                     self._ignored.add(f"{field}.type", kind)
         answer = ChatMessage(
             "assistant",
@@ -143,26 +168,36 @@ class Conversation:
         self._append(where, answer)
 
     def _add_turn(self, message: Message, where: str, *, is_new: bool) -> None:
-        """Add a message for each result, and one for the text."""
-        texts: list[str] = []
+        """Add a message for each result, and one for the text and the images, of results too."""
+        parts: list[ContentPart] = []
         blocks = self._blocks(message.content, f"{where}.content")
         for block, kind, field in blocks:
             match block:
                 case Text(text=text):
-                    texts.append(text)
+                    parts.append(ContentPart("text", text))
+                case Image() if message.role == "user" and self._images is not None:
+                    parts.append(_seen(self._images, block, field))
                 case ToolResult() if message.role == "user":
-                    content = self._joined(block.content, f"{field}.content", is_new=False)
+                    content = self._joined(
+                        block.content, f"{field}.content", is_new=False, images=parts
+                    )
                     result = ChatMessage("tool", content, tool_call_id=block.tool_use_id)
                     self._append(field, result)
-                case None:
-                    texts.append(self._unseen.text(kind, field, is_new=is_new))
+                case None | Image():
+                    text = self._unseen.text(kind, field, is_new=is_new)
+                    parts.append(ContentPart("text", text))
                 case _:
                     raise _misplaced(field, kind, message.role)
-        if texts or not blocks:
-            self._append(where, ChatMessage(message.role, "\n\n".join(texts)))
+        if parts or not blocks:
+            self._append(where, ChatMessage(message.role, content_of(parts)))
 
-    def _joined(self, raw: Raw, where: str, *, is_new: bool) -> str:
-        """Return the text of a field that is text or a list of text blocks, or null."""
+    def _joined(
+        self, raw: Raw, where: str, *, is_new: bool, images: list[ContentPart] | None = None
+    ) -> str:
+        """Return the text of a field that is text or a list of text blocks, or null.
+
+        Adds images that the model sees to `images`, if given.
+        """
         if is_null(raw):
             return ""
         if begins(raw, b'"'):
@@ -171,6 +206,9 @@ class Conversation:
         for block, kind, field in self._blocks(raw, where):
             if isinstance(block, Text):
                 texts.append(block.text)
+            elif isinstance(block, Image) and images is not None and self._images is not None:
+                images.append(_seen(self._images, block, field))
+                texts.append(IN_NEXT_MESSAGE)
             else:
                 texts.append(self._unseen.text(kind, field, is_new=is_new))
         return "\n\n".join(texts)
@@ -209,6 +247,18 @@ def _read_block(raw: Raw, where: str) -> tuple[Block | None, str, str]:
     if isinstance(block, ToolUse) and not begins(block.input, b"{"):
         raise invalid_field(f"{where}.input", "must be an object")
     return block, name, where
+
+
+def _seen(images: Images, block: Image, where: str) -> ImagePart:
+    where = f"{where}.source"
+    source = read(Source, block.source, where)
+    if source.type == "base64" and source.data is not None:
+        image = images.of_base64(source.data, f"{where}.data")
+    elif source.type == "url":
+        image = images.of_url(source.url, f"{where}.url")
+    else:
+        raise invalid_field(f"{where}.type", "must be 'base64', with `data`, or 'url'")
+    return ImagePart("image", data=image, field=where)
 
 
 def _call(block: ToolUse) -> MessageToolCall:

@@ -11,6 +11,7 @@ from msgspec import Meta, Raw
 from tandem.frontend.anthropic.blocks import Conversation
 from tandem.frontend.anthropic.tools import read_all
 from tandem.frontend.bodies.ignored import Ignored
+from tandem.frontend.bodies.images import Images
 from tandem.frontend.bodies.typed import NULL, Body, Count, Effort, Share, read_schema
 from tandem.frontend.chat.body import Temperature, TopK
 from tandem.frontend.chat.constraints import JsonSchema, ResponseFormat
@@ -75,9 +76,12 @@ class Conversing(Body, frozen=True, kw_only=True):
     include_reasoning: bool | None = None
     reasoning: Reasoning | None = None
 
-    def chat(self, ignored: Ignored, *, images_as_text: bool) -> Chat:
-        """Return the chat. Raises InvalidRequestError naming the field."""
-        conversation = Conversation(ignored, images_as_text=images_as_text)
+    def chat(self, ignored: Ignored, images: Images | None, *, images_as_text: bool) -> Chat:
+        """Return the chat. Raises InvalidRequestError naming the field.
+
+        `images` is None for a model that sees none.
+        """
+        conversation = Conversation(ignored, images, images_as_text=images_as_text)
         conversation.add_system(self.system)
         conversation.add_all(self.messages)
         self._check_edits(ignored)
@@ -129,9 +133,9 @@ class MessagesRequest(Conversing, frozen=True, kw_only=True):
     top_p: Share | None = None
     top_k: TopK | None = None
 
-    def chat(self, ignored: Ignored, *, images_as_text: bool) -> Chat:
+    def chat(self, ignored: Ignored, images: Images | None, *, images_as_text: bool) -> Chat:
         return msgspec.structs.replace(
-            super().chat(ignored, images_as_text=images_as_text),
+            super().chat(ignored, images, images_as_text=images_as_text),
             max_tokens=self.max_tokens,
             stream=self.stream,
             stop=self.stop_sequences or None,

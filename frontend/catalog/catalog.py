@@ -144,6 +144,11 @@ class Catalog:
         model = self._models.get(name)
         return model is not None and not isinstance(model, TokenModel)
 
+    def sees_images(self, name: str) -> bool:
+        """Return True if all workers of this model take images beside the tokens."""
+        model = self._models.get(name)
+        return isinstance(model, TokenModel) and model.card.supports_images
+
     def get(self, name: str) -> ServedModel:
         """Return the model under this name, which may have no worker left.
 

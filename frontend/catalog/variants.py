@@ -16,6 +16,7 @@ from tandem.runtime.wire.cluster_messages import ModelCard
 
 _MAX_BLOCK_SIZE = 65536
 _MAX_TOKENS = 2**31 - 1
+_SUPPORTED = ("supports_grammar", "supports_token_rules", "supports_images")
 
 
 def fault_of(card: ModelCard) -> str:
@@ -66,13 +67,10 @@ def agreeing(cards: Sequence[ModelCard], present: ModelCard | None) -> list[Mode
 def narrowest(cards: Sequence[ModelCard]) -> ModelCard:
     """Return the card that stands for a variant: the one with the shortest context.
 
-    It supports grammars and rules of tokens if all of them do.
+    It supports what all of them do.
     """
     card = min(cards, key=lambda card: card.context_length)
-    supports_grammar = all(each.supports_grammar for each in cards)
-    supports_rules = all(each.supports_token_rules for each in cards)
-    if (card.supports_grammar, card.supports_token_rules) == (supports_grammar, supports_rules):
+    common = {name: all(getattr(each, name) for each in cards) for name in _SUPPORTED}
+    if all(getattr(card, name) == is_common for name, is_common in common.items()):
         return card
-    return msgspec.structs.replace(
-        card, supports_grammar=supports_grammar, supports_token_rules=supports_rules
-    )
+    return msgspec.structs.replace(card, **common)

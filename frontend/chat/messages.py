@@ -5,6 +5,7 @@ from typing import Any, Literal
 import msgspec
 
 from tandem.frontend.bodies.invalid import invalid_field
+from tandem.frontend.bodies.typed import NULL
 from tandem.frontend.tokens.chat_forms import with_reasoning
 from tandem.runtime.printable import short
 
@@ -12,11 +13,19 @@ TemplateMessage = dict[str, Any]
 
 
 class ContentPart(msgspec.Struct, frozen=True):
-    """A part of a message's content; only text is supported."""
+    """A part of a message's content, as a body has it."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: msgspec.Raw = NULL
+
+
+class ImagePart(ContentPart, frozen=True):
+    """An image that the model sees; its bytes go to the worker beside the prompt."""
+
+    data: bytes = b""
+    field: str = ""  # its path in the body
 
 
 class CalledFunction(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -63,13 +72,30 @@ class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
                 raise invalid_field(field, f"is {short(part.type)!r}; only text is supported")
         return "".join(part.text or "" for part in self.content)
 
+    @property
+    def images(self) -> list[ImagePart]:
+        """The images of the content, in its order."""
+        parts = self.content if isinstance(self.content, list) else ()
+        return [part for part in parts if isinstance(part, ImagePart)]
+
+    def _shown(self, where: str) -> str | list[dict[str, str]]:
+        """Return the content for a chat template: parts where it has images, else text."""
+        if not isinstance(self.content, list) or not self.images:
+            return self.text(where)
+        return [
+            {"type": "image"}
+            if isinstance(part, ImagePart)
+            else {"type": "text", "text": part.text or ""}
+            for part in self.content
+        ]
+
     def for_template(self, where: str) -> TemplateMessage:
         """Return the message for a chat template, which knows a developer as system.
 
         The arguments of calls are text. Raises InvalidRequestError naming the field.
         """
         role = "system" if self.role == "developer" else self.role
-        message: TemplateMessage = {"role": role, "content": self.text(where)}
+        message: TemplateMessage = {"role": role, "content": self._shown(where)}
         if self.role == "tool":
             message["tool_call_id"] = self.tool_call_id or ""
             if self.name is not None:

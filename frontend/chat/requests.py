@@ -3,12 +3,14 @@
 Types are strict, as they are at OpenAI: a number in a string is refused.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from tandem.frontend.bodies.ignored import Ignored
+from tandem.frontend.bodies.images import Images
 from tandem.frontend.bodies.invalid import invalid_field
 from tandem.frontend.bodies.outline import (
     MAX_CONTENT_PARTS,
@@ -27,9 +29,9 @@ from tandem.frontend.chat.functions import (
     tools_of,
     with_tool_calls,
 )
-from tandem.frontend.chat.messages import ChatMessage, TemplateMessage
+from tandem.frontend.chat.messages import ChatMessage, ImagePart, TemplateMessage
 from tandem.frontend.chat.origins import OF_CHAT, OF_PROMPT, Origins
-from tandem.frontend.chat.parts import is_text, with_text_parts
+from tandem.frontend.chat.parts import is_text, with_read_parts
 from tandem.frontend.chat.thinking import ThinkingFields
 from tandem.frontend.chat.tools import (
     NO_TOOLS,
@@ -113,6 +115,11 @@ class ChatRequest(ThinkingFields, frozen=True, kw_only=True):
             parallel_tool_calls=False,
         )
 
+    @property
+    def images(self) -> list[ImagePart]:
+        """The images of all messages, in the prompt's order."""
+        return [image for message in self.messages for image in message.images]
+
     def conversation(self) -> list[TemplateMessage]:
         """Return the messages for a chat template. Raises InvalidRequestError naming a field."""
         return [
@@ -163,7 +170,7 @@ class ChatRequest(ThinkingFields, frozen=True, kw_only=True):
 
 
 class Chat(ChatRequest, frozen=True, kw_only=True):
-    """A chat that a body of another API stands for. The content of its messages is text."""
+    """A chat that a body of another API stands for. Its messages are text and seen images."""
 
     origins: Origins
 
@@ -257,10 +264,12 @@ def parse(
     config: FrontendConfig,
     longest_context: int = MAX_PROMPT_TOKENS,
     ignored: Ignored | None = None,
+    images_for: Callable[[str], Images | None] = lambda model: None,
 ) -> Body:
     """Return the checked request in `raw`. Raises InvalidRequestError naming the field.
 
-    `longest_context` is the most tokens of a prompt that any model takes.
+    `longest_context` is the most tokens of a prompt that any model takes; `images_for` returns None
+    for the name of a model that sees no images.
     """
     ignored = ignored or Ignored()
     fields = read_body_fields(kind, raw, _LARGE, ignored)
@@ -270,6 +279,9 @@ def parse(
         body = body.with_tools()
     body.check(config, ignored)
     if isinstance(body, ChatRequest) and not all(map(is_text, body.messages)):
-        texts = with_text_parts(body.messages, ignored, images_as_text=config.images_as_text)
-        return msgspec.structs.replace(body, messages=texts)
+        images = images_for(body.model)
+        messages = with_read_parts(
+            body.messages, ignored, images, images_as_text=config.images_as_text
+        )
+        return msgspec.structs.replace(body, messages=messages)
     return body

@@ -178,7 +178,7 @@ async def generate(
         else:
             await all_of(works, answer.plan.context)
     except InvalidRequestError as error:
-        raise answer.plan.format.translated(error) from error
+        raise answer.plan.translated(error) from error
 
 
 async def all_of(works: list[Work], context: RequestContext) -> None:
@@ -229,7 +229,8 @@ class _ChoiceSequence:
         block_size = self._plan.model.card.block_size
         prompt, generated = self._run.choice.prompt.token_ids, self._run.generated
         num_blocks = -(-(len(prompt) + len(generated)) // block_size)
-        if not with_hashes:
+        # the tokens of an image do not name it, and the worker puts others in their place
+        if not with_hashes or self._run.choice.request.images:
             return num_blocks, []
         hashed = (prompt + generated)[: _MAX_HASHED_BLOCKS * block_size]
         salt = self._run.choice.request.cache_salt

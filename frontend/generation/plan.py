@@ -2,12 +2,14 @@
 
 import hashlib
 import random
+import re
 from collections.abc import Mapping
 from typing import Literal, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
+from tandem.frontend.bodies.invalid import invalid_field
 from tandem.frontend.catalog.catalog import ServedModel, TokenModel
 from tandem.frontend.chat.requests import ChatRequest, CompletionRequest
 from tandem.frontend.chat.responses import ResponseHead, new_head
@@ -32,6 +34,7 @@ T = TypeVar("T")
 _PREFILL_HEADER = "x-tandem-prefill"
 _PLACEMENTS: dict[bytes, Literal["local", "remote"]] = {b"local": "local", b"remote": "remote"}
 _TIMELINE_HEADER = "x-tandem-timeline"  # asks for the timeline: other servers ignore the header
+_IMAGE = re.compile(r"images\[(\d{1,3})\]")
 _SWITCH = {b"true": True, b"false": False}
 _TTFT_HEADER = "x-tandem-ttft-target-ms"
 _ITL_HEADER = "x-tandem-itl-target-ms"
@@ -65,6 +68,14 @@ class Plan(msgspec.Struct, frozen=True):
     head: ResponseHead
     wants_timeline: bool
     num_prompt_tokens: int  # of all prompts; choices of one prompt share it
+
+    def translated(self, error: InvalidRequestError) -> InvalidRequestError:
+        """Return a worker's error about an image or the grammar with the field of the client."""
+        found = _IMAGE.fullmatch(error.param or "")
+        images = self.body.images if isinstance(self.body, ChatRequest) else []
+        if found is None or int(found[1]) >= len(images):
+            return self.format.translated(error)
+        return invalid_field(images[int(found[1])].field, f"cannot be read: {error.message}")
 
 
 def most_generated(plan: Plan) -> int:
@@ -128,6 +139,11 @@ def _choices(
         check_num_prompt_logprobs(num_tokens, sampling.logprobs or 0, param)
     is_single = len(prompts) * n == 1
     grammar = None if format.constraint is None else format.constraint.grammar
+    images = [each.data for each in body.images] if isinstance(body, ChatRequest) else []
+    if images and not model.card.supports_images:  # any more: the body was read before
+        raise InvalidRequestError(
+            f"the workers of model {model.card.name!r} see no images", param=body.origins.prompt
+        )
     choices: list[Choice] = []
     for prompt in prompts:
         token_ids = pack_tokens(prompt.token_ids)
@@ -147,6 +163,7 @@ def _choices(
                 grammar=grammar,
                 targets=wishes.targets,
                 caller=wishes.caller,
+                images=images,
             )
             choices.append(Choice(index, prompt, request))
     return choices

@@ -186,8 +186,9 @@ def _check_arguments(body: ChatRequest) -> None:
 
 def _num_characters(message: TemplateMessage) -> int:
     """Return the characters of a message's content and calls, which take time to render."""
-    calls = message.get("tool_calls", ())
-    return len(message["content"]) + sum(len(call["function"]["arguments"]) for call in calls)
+    calls, content = message.get("tool_calls", ()), message["content"]
+    texts = content if isinstance(content, str) else "".join([p.get("text", "") for p in content])
+    return len(texts) + sum(len(call["function"]["arguments"]) for call in calls)
 
 
 def check_characters(text: str, model: TokenModel, param: str) -> None:

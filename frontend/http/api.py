@@ -24,6 +24,7 @@ class Call(msgspec.Struct):
     record: RequestRecord
     charge: Charge | None = None  # to the client's limit, once the request has a plan
     clamps_max_tokens: bool = False  # to what the prompt leaves, whatever the config says
+    keeps_body: bool = False  # its images are needed up to the end of the answer
 
     @property
     def ignored(self) -> Ignored:

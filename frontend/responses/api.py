@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from tandem.frontend.bodies.images import Images
 from tandem.frontend.chat.origins import Origins
 from tandem.frontend.chat.requests import Chat
 from tandem.frontend.errors import OpenAIErrors
@@ -31,21 +32,25 @@ class ResponsesApi:
 
     def __init__(self, generations: Generations, store: ResponseStore, max_bytes: int) -> None:
         self._max_bytes = max_bytes  # of a conversation
-        self._images_as_text = generations.config.images_as_text
         self._generations = generations
         self._chat = ChatShape(generations)
         self._store = store
 
     async def prepare(self, raw: bytes, call: Call) -> Work:
         request = parse(raw, call.ignored)
-        reading = Reading(call.ignored, images_as_text=self._images_as_text)
+        images = self._generations.images(request.model)
+        reading = Reading(
+            call.ignored,
+            sees=images is not None,
+            images_as_text=self._generations.config.images_as_text,
+        )
         items = request.inputs(reading)
         tools = read_all(request.tools, request.tool_choice, call.ignored)
         history = self._store.conversation(
-            request.previous_response_id, call.owner, self._max_bytes
+            request.previous_response_id, call.owner, self._max_bytes, sees=images is not None
         )
         await let_others_run(len(raw))
-        chat = chat_of(request, history, items, tools)
+        chat = chat_of(request, history, items, tools, images)
         writer = self._writer(request, tools, [item for _, item in items], call)
         await let_others_run(len(raw))
         return await self._chat.prepare(chat, writer, call)
@@ -73,14 +78,19 @@ class ResponsesApi:
 
 
 def chat_of(
-    request: ResponsesRequest, history: list[Item], items: list[Placed], tools: Tools
+    request: ResponsesRequest,
+    history: list[Item],
+    items: list[Placed],
+    tools: Tools,
+    images: Images | None,
 ) -> Chat:
     """Return the chat that a request stands for. Raises InvalidRequestError naming the field."""
-    conversation = Conversation(request.instructions)
+    conversation = Conversation(request.instructions, images)
     for item in history:
         conversation.add("previous_response_id", item)
     for origin, item in items:
         conversation.add(origin, item)
+    conversation.end_results("input")
     same: dict[str, Any] = {name: getattr(request, name) for name in _SAME_FIELDS}
     form = None if request.text is None else request.text.format
     return Chat(

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Raw
 
 from tandem.frontend.bodies.ignored import Ignored
+from tandem.frontend.bodies.images import Images
 from tandem.frontend.bodies.invalid import invalid_field, unsupported
 from tandem.frontend.bodies.outline import (
     MAX_CONTENT_PARTS,
@@ -17,20 +18,28 @@ from tandem.frontend.bodies.outline import (
     decode_fields,
     read_list,
 )
-from tandem.frontend.bodies.typed import read, read_type
+from tandem.frontend.bodies.typed import NULL, read, read_type
 from tandem.frontend.bodies.unseen import Unseen
-from tandem.frontend.chat.messages import CalledFunction, ChatMessage, MessageToolCall
+from tandem.frontend.chat.messages import (
+    CalledFunction,
+    ChatMessage,
+    ContentPart,
+    ImagePart,
+    MessageToolCall,
+)
+from tandem.frontend.chat.parts import IN_NEXT_MESSAGE
 from tandem.frontend.responses.tools import chat_name
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class Part(msgspec.Struct, frozen=True):
-    """A part of an item's content; only text is supported."""
+class Part(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A part of an item's content: text, or an image that the model sees."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: Raw = NULL
 
 
 Content = str | list[Part]
@@ -111,6 +120,7 @@ class ReasoningItem(msgspec.Struct, frozen=True):
 
 Item = Message | FunctionCall | FunctionOutput | CustomCall | CustomOutput | ReasoningItem
 Placed = tuple[str, Item]  # with its path in the body
+_IMAGE = "input_image"
 _NEEDED = ("item_reference",)  # without it the conversation would be another one
 _KINDS: dict[str, type[Item]] = {
     "message": Message,
@@ -133,13 +143,17 @@ def user_message(text: Raw) -> Message:
 
 
 class Reading:
-    """The reading of one request's items. Those of tools of another server are left out."""
+    """The reading of one request's items. Those of tools of another server are left out.
 
-    def __init__(self, ignored: Ignored, *, images_as_text: bool = True) -> None:
+    A model that `sees` gets images of the user and of tools.
+    """
+
+    def __init__(self, ignored: Ignored, *, sees: bool, images_as_text: bool = True) -> None:
         self._ignored = ignored
-        self._unseen = Unseen(ignored, as_text=images_as_text)
+        self._sees = sees
+        self._unseen = Unseen(ignored, as_text=images_as_text, sees=sees)
 
-    def items(self, raw: bytes | Raw, where: str) -> list[Placed]:
+    def items(self, raw: bytes | Raw, where: str, *, are_past: bool = False) -> list[Placed]:
         """Return the items of a list. Raises InvalidRequestError naming the field."""
         raws = read_list(raw, MAX_MESSAGES, where)
         read = [self._item(each, f"{where}[{index}]") for index, each in enumerate(raws)]
@@ -149,8 +163,9 @@ class Reading:
                 where, f"has {num_parts} content parts, the most is {MAX_CONTENT_PARTS}"
             )
         last = max((index for index, each in enumerate(read) if _is_answer(each)), default=-1)
+        last = len(read) if are_past else last
         return [
-            (path := f"{where}[{index}]", self._as_text(each, path, is_new=index > last))
+            (path := f"{where}[{index}]", self._with_parts(each, path, is_new=index > last))
             for index, each in enumerate(read)
             if each is not None
         ]
@@ -173,25 +188,29 @@ class Reading:
             return None
         return item
 
-    def _as_text(self, item: Item, where: str, *, is_new: bool) -> Item:
-        """Return an item whose parts are all text."""
+    def _with_parts(self, item: Item, where: str, *, is_new: bool) -> Item:
+        """Return an item whose parts are all text, or images that the model sees."""
         match item:
             case Message(content=list(parts)):
-                content = self._texts(parts, f"{where}.content", is_new=is_new)
+                sees = self._sees and item.role == "user"
+                content = self._parts(parts, f"{where}.content", sees=sees, is_new=is_new)
                 return msgspec.structs.replace(item, content=content)
             case FunctionOutput(output=list(parts)):
-                output = self._texts(parts, f"{where}.output", is_new=False)
+                output = self._parts(parts, f"{where}.output", sees=self._sees, is_new=False)
                 return msgspec.structs.replace(item, output=output)
         return item
 
-    def _texts(self, parts: list[Part], where: str, *, is_new: bool) -> list[Part]:
-        texts = []
+    def _parts(self, parts: list[Part], where: str, *, sees: bool, is_new: bool) -> list[Part]:
+        kept = []
         for index, part in enumerate(parts):
             text = part.refusal if part.text is None else part.text
+            if text is None and sees and part.type == _IMAGE:
+                kept.append(Part(_IMAGE, image_url=part.image_url))
+                continue
             if text is None:
                 text = self._unseen.text(part.type, f"{where}[{index}]", is_new=is_new)
-            texts.append(Part(part.type if part.text is not None else "input_text", text))
-        return texts
+            kept.append(Part(part.type if part.text is not None else "input_text", text))
+        return kept
 
 
 def _num_parts(item: Item | None) -> int:
@@ -219,22 +238,30 @@ def text_of(content: Content) -> str:
 
 
 class Conversation:
-    """The messages of a chat, made of items. Items of one answer become one message."""
+    """The messages of a chat, made of items. Items of one answer become one message.
 
-    def __init__(self, instructions: str | None) -> None:
+    `images` reads those of the user, and of tools, which stand in a message behind the results.
+    """
+
+    def __init__(self, instructions: str | None, images: Images | None) -> None:
         self.messages: list[ChatMessage] = []
+        self._images = images
+        self._of_tools: list[ContentPart] = []
         self.origins: list[str] = []  # the path of each message's last item in the body
         if instructions is not None:
             self._append("instructions", ChatMessage("system", instructions))
 
     def add(self, origin: str, item: Item) -> None:
-        """Add an item."""
+        """Add an item. Raises InvalidRequestError naming an image that cannot be read."""
+        if not isinstance(item, FunctionOutput):
+            self.end_results(origin)
         match item:
             case Message(role="assistant"):
                 answer = self._answer_without(origin, "tool_calls", "content")
                 self._put(answer, content=text_of(item.content))
             case Message():
-                self._append(origin, ChatMessage(item.role, text_of(item.content)))
+                content = self._content(item.content, f"{origin}.content")
+                self._append(origin, ChatMessage(item.role, content))
             case ReasoningItem():
                 fields = ("tool_calls", "content", "reasoning_content")
                 answer = self._answer_without(origin, *fields)
@@ -244,8 +271,35 @@ class Conversation:
             case CustomCall():
                 self._call(origin, item, msgspec.json.encode({"input": item.input}).decode())
             case FunctionOutput():
-                output = text_of(item.output)
-                self._append(origin, ChatMessage("tool", output, tool_call_id=item.call_id))
+                content = self._content(item.output, f"{origin}.output")
+                if isinstance(content, list):
+                    seen = [part for part in content if isinstance(part, ImagePart)]
+                    self._of_tools += seen
+                    texts = [IN_NEXT_MESSAGE if part in seen else part.text for part in content]
+                    content = "".join(text or "" for text in texts)
+                self._append(origin, ChatMessage("tool", content, tool_call_id=item.call_id))
+
+    def end_results(self, origin: str) -> None:
+        """Add the images of the tools whose results came last."""
+        if self._of_tools:
+            self._append(origin, ChatMessage("user", self._of_tools))
+            self._of_tools = []
+
+    def _content(self, content: Content, where: str) -> str | list[ContentPart]:
+        """Return a content as a chat has it: text, or parts where it has images."""
+        if self._images is None or isinstance(content, str):
+            return text_of(content)
+        if all(part.text is not None for part in content):
+            return text_of(content)
+        parts: list[ContentPart] = []
+        for index, part in enumerate(content):
+            if part.text is not None:
+                parts.append(ContentPart("text", part.text))
+            else:
+                field = f"{where}[{index}].image_url"
+                image = self._images.of_url(part.image_url, field)
+                parts.append(ImagePart("image", data=image, field=field))
+        return parts
 
     def _append(self, origin: str, message: ChatMessage) -> None:
         self.messages.append(message)

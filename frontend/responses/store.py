@@ -106,8 +106,10 @@ class ResponseStore:
         if not shelf.stored:
             del self._shelves[owner]
 
-    def conversation(self, response_id: str | None, owner: str, max_bytes: int) -> list[Item]:
-        """Return all items up to the end of a response.
+    def conversation(
+        self, response_id: str | None, owner: str, max_bytes: int, *, sees: bool = False
+    ) -> list[Item]:
+        """Return all items up to the end of a response, for a model that `sees` images or not.
 
         Raises NotFoundError, and InvalidRequestError for more bytes than a body may have.
         """
@@ -123,9 +125,9 @@ class ResponseStore:
                     param="previous_response_id",
                 )
         items: list[Item] = []
-        reading = Reading(Ignored())
+        reading = Reading(Ignored(), sees=sees)
         for turn in reversed(turns):
-            given = reading.items(turn.inputs, "input")
+            given = reading.items(turn.inputs, "input", are_past=True)
             answer = reading.items(_decode_output(turn.body).output, "output")
             items += [item for _, item in given + answer]
         return items

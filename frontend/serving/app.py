@@ -203,7 +203,8 @@ class RequestHandler:
             try:
                 work = await api.prepare(raw, call)
                 del raw  # not needed for as long as the answer takes
-                share.give_back()
+                if not call.keeps_body:
+                    share.give_back()
                 exchange.cancel_when_gone(call.context)
                 await work
             finally:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from tandem.frontend.bodies.ignored import Ignored
+from tandem.frontend.bodies.images import Images
 from tandem.frontend.catalog.catalog import ModelRoute, ServedModel
 from tandem.frontend.chat.requests import Body, ChatRequest, CompletionRequest, parse
 from tandem.frontend.chat.text_body import Route, TextBody, model_named_in
@@ -33,7 +34,11 @@ class Generations:
 
     def parse(self, kind: type[Body], raw: bytes, ignored: Ignored) -> Body:
         """Return the checked request in `raw`. Raises InvalidRequestError naming the field."""
-        return parse(kind, raw, self.config, self.longest_context, ignored)
+        return parse(kind, raw, self.config, self.longest_context, ignored, self.images)
+
+    def images(self, name: str) -> Images | None:
+        """Return the images of a new request to the model of this name; None if it sees none."""
+        return Images(self.config) if self._deps.catalog.sees_images(name) else None
 
     @property
     def longest_context(self) -> int:
@@ -72,6 +77,7 @@ class Generations:
         plan = await new_plan(body, model, self.prompt_maker, call)
         if call.exchange.client is not None:
             call.charge = call.exchange.client.charge(plan.num_prompt_tokens, most_generated(plan))
+        call.keeps_body = bool(plan.choices[0].request.images)
         answer = new_answer(plan, self._deps, call.owner)
         call.record.summarize = answer.summary
         work = generate(answer, new_writer(answer), call.exchange, self._deps)

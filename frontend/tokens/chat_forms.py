@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 Message = dict[str, Any]
+Content = str | list[dict[str, str]]
 _ID_LENGTH = 9  # of Mistral's call ids
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # the names that templates read
 
@@ -62,12 +63,24 @@ def _with_joined_turns(messages: list[Message]) -> list[Message]:
         is_more_of_user = role == "user" and last["role"] in ("user", "tool")
         is_more_of_answer = role == last["role"] == "assistant" and "tool_calls" not in last
         if is_more_of_user or is_more_of_answer:
-            texts = [text for text in (last["content"], message["content"]) if text]
-            joined = message | last | {"content": "\n\n".join(texts)}
+            contents = [content for content in (last["content"], message["content"]) if content]
+            joined = message | last | {"content": _joined(contents)}
             kept[-1] = joined
         else:
             kept.append(message)
     return kept
+
+
+def _joined(contents: list[Content]) -> Content:
+    texts = [each for each in contents if isinstance(each, str)]
+    if len(texts) == len(contents):
+        return "\n\n".join(texts)
+    return [part for content in contents for part in as_parts(content)]
+
+
+def as_parts(content: Content) -> list[dict[str, str]]:
+    """Return the content of a message as a list of its parts."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def _with_single_calls(messages: list[Message]) -> list[Message]:

@@ -1,5 +1,6 @@
 """The tokenizer and the chat template of a model, from the files of its folder."""
 
+import re
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from tandem.frontend.parsers.formats import reasoning_format_of, tool_format_of
-from tandem.frontend.tokens.chat_forms import forms
+from tandem.frontend.tokens.chat_forms import as_parts, forms
 from tandem.frontend.tokens.codec import Codec
 from tandem.frontend.tokens.detokenizer import DetokenizerFactory
 from tandem.frontend.tokens.folder_tokens import FolderTokens
@@ -18,6 +19,7 @@ from tandem.runtime.native import fault_of
 from tandem.runtime.wire.sampling_defaults import sampling_defaults
 
 _END_OF_TEXT = "<|endoftext|>"
+_PARTS = re.compile(r"\bfor\s+\w+\s+in\s+\w+(\.content|\[['\"]content['\"]\])")
 _MARK = "TANDEM_CONTINUES_HERE "  # behind the content of a message that is continued
 
 NUM_THREADS = 2  # of each model
@@ -43,6 +45,7 @@ class ModelText:
             ChatTemplate(sources["tool_use"]) if "tool_use" in sources else self._template
         )
         self.chat_template = sources.get("tool_use") or sources.get("default") or ""
+        self._wants_parts = _wants_parts(self.chat_template)
         self.tool_format = tool_format_of(self.chat_template)
         self.reasoning_format = reasoning_format_of(self.chat_template)
         self.sampling = sampling_defaults(files)
@@ -82,6 +85,8 @@ class ModelText:
         if continues_last:
             marked = messages[-1] | {"content": messages[-1]["content"] + _MARK}
             messages = [*messages[:-1], marked]
+        if self._wants_parts:
+            messages = [each | {"content": as_parts(each["content"])} for each in messages]
         variables = {"documents": None, **self._special_tokens, **extra}
         variables |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
         variables.setdefault("tools", None)
@@ -161,6 +166,11 @@ def _without_end(text: str) -> str:
             param="continue_final_message",
         )
     return text[:place] if text.startswith(_MARK, place) else text[:place].rstrip()
+
+
+def _wants_parts(template: str) -> bool:
+    """Return True for a template that goes through the parts of each content, and takes no text."""
+    return bool(_PARTS.search(template)) and "string" not in template
 
 
 def _load_tokenizer(files: Mapping[str, bytes]) -> Tokenizer:

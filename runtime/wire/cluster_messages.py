@@ -85,6 +85,7 @@ class ModelCard(Message, frozen=True, tag=False):
     supports_grammar: bool = False  # of GenerateRequest
     answers: AnswerRules = AnswerRules()
     supports_token_rules: bool = False  # allowed_token_ids and bad_words of SamplingParams
+    supports_images: bool = False  # of GenerateRequest
 
 
 class RankMetadata(Message, frozen=True, tag=False):

@@ -39,6 +39,7 @@ TargetMs = Annotated[float, Meta(gt=0, le=3_600_000)]
 VectorKind = Literal["embeddings", "rerank"]
 MAX_INPUTS = 64  # of one VectorRequest
 MAX_DIMENSIONS = 2**16
+MAX_IMAGES = 256  # of one GenerateRequest
 MAX_ROUTED = 16  # decode workers that a request names, of those compared the cheapest
 _Column = Annotated[list[Real], Meta(max_length=MAX_ROUTED)]
 
@@ -166,6 +167,8 @@ class GenerateRequest(Message, frozen=True):
     targets: Targets | None = None
     caller: Annotated[str, Meta(max_length=64)] = ""  # its API key's name, if it has one
     routed: Routed | None = None  # for `tandem explain`
+    # PNG, JPEG, GIF or WebP, in the prompt's order. Of workers whose card has `supports_images`.
+    images: Annotated[list[Payload], Meta(max_length=MAX_IMAGES)] = []
 
 
 class TextRequest(Message, frozen=True):

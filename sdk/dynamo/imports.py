@@ -111,7 +111,7 @@ dynamo.common.backend.sample_engine: SampleLLMEngine
     Use `tandem.sdk.sample_engine.SampleEngine`; its tokens count up from the prompt's last token.
 dynamo.common.backend.multimodal: encoder_terminal_chunk extract_multimodal_kwargs
         require_encoder_result
-    Requests are text and token ids only.
+    Images are the `images` of a request.
 dynamo.common.backend: BaseEngine DiffusionEngine RawEngine RawRequest RawResponseChunk Worker
     Engines answer with tokens or text; `run` serves them.
 dynamo.common.utils.token_ids -> tandem.sdk.dynamo.request_options: normalize_request_token_ids

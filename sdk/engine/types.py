@@ -42,6 +42,7 @@ class GenerateRequest(TypedDict, total=False):
     bootstrap_info: BootstrapInfo  # of both engines, while both are at work
     extra_args: dict[str, Any]
     routing: dict[str, Any]  # dp_rank
+    images: list[bytes]  # PNG, JPEG, GIF or WebP, in the order of their marks in `token_ids`
     messages: list[dict[str, Any]]
     prompt: str
     body_fields: dict[str, Any]  # text engines: those of `EngineConfig.text_fields`, as sent
@@ -123,6 +124,7 @@ class EngineConfig:
     text_fields: list[str] = field(default_factory=list)  # of bodies, that a text engine reads
     supports_grammar: bool = False  # of `sampling_options["grammar"]`
     supports_token_rules: bool = False  # `allowed_token_ids` and `bad_words` of `sampling_options`
+    supports_images: bool = False  # the `images` of requests
     endpoint_types: str | None = None  # instead of the worker's, where only the model tells
 
     def card_data(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from contextlib import aclosing, nullcontext
 from typing import Any, cast
 
 from tandem.runtime.errors import InternalError, InvalidRequestError
+from tandem.runtime.wire.messages import PrefillReport
 from tandem.sdk.engine.health_check import is_probe
 from tandem.sdk.engine.llm_engine import LLMEngine
 from tandem.sdk.engine.types import GenerateChunk, GenerateRequest, VectorRequest
@@ -17,6 +18,8 @@ from tandem.sdk.worker.context import Context
 from tandem.sdk.worker.telemetry import request_span
 
 logger = logging.getLogger(__name__)
+
+_WITH_IMAGES = PrefillReport("local", "the prompt has images")
 
 
 class EngineHandler:
@@ -59,6 +62,8 @@ class EngineHandler:
                         return
                     async for chunk in self._beside(self.prefill, routed, context):
                         self.prefill.begun(context)
+                        if request.get("images"):
+                            chunk.setdefault("prefill", _WITH_IMAGES)
                         yield chunk
         finally:
             if self.prefill is not None:

@@ -54,6 +54,8 @@ class PrefillStage:
 
         Raise InvalidRequestError, DeadlineError and CancelledRequestError.
         """
+        if request.get("images"):  # they are no part of what a prefill worker is asked
+            return request
         if not self._fitting(self._client.available_ids(), len(request["token_ids"])):
             return request
         decision = self.decide(len(request["token_ids"]))

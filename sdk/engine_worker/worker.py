@@ -219,6 +219,7 @@ class EngineWorker:
                 sends_kv_events=self._sends_kv_events,
                 supports_grammar=engine_config.supports_grammar,
                 supports_token_rules=engine_config.supports_token_rules,
+                supports_images=engine_config.supports_images,
                 total_kv_blocks=engine_config.total_kv_blocks,
                 max_num_seqs=engine_config.max_num_seqs,
                 max_num_batched_tokens=engine_config.max_num_batched_tokens,

@@ -96,7 +96,8 @@ def request_dict(message: GenerateRequest) -> dict[str, Any]:
         extra["cache_salt"] = message.cache_salt
     if message.prefill_place:
         extra["prefill_place"] = message.prefill_place
-    return {
+    images = {"images": list(message.images)} if message.images else {}
+    return images | {
         "token_ids": unpack_tokens(message.token_ids),
         "model": message.model,
         "request_id": message.request_id,

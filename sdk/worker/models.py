@@ -71,6 +71,7 @@ class ModelRegistration:
     sends_kv_events: bool = False
     supports_grammar: bool = False  # its handler reads `sampling_options["grammar"]`
     supports_token_rules: bool = False  # and `allowed_token_ids` and `bad_words`
+    supports_images: bool = False  # and the request's `images`
     total_kv_blocks: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -133,6 +134,7 @@ class ModelRegistration:
             sends_kv_events=self.sends_kv_events,
             supports_grammar=self.supports_grammar,
             supports_token_rules=self.supports_token_rules,
+            supports_images=self.supports_images,
             total_kv_blocks=self.total_kv_blocks,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,

@@ -73,7 +73,7 @@ class FakeRequest:
     block_ids: list[int] = field(default_factory=list)
     sampling_params: Any = field(default_factory=lambda: SimpleNamespace(prompt_logprobs=None))
     lora_request: Any = None
-    mm_features: tuple[()] = ()
+    mm_features: tuple[int, ...] = ()
     prompt_embeds: Any = None
     skip_reading_prefix_cache: bool = False
 

@@ -154,6 +154,7 @@ class AsyncLLM:
 
     tasks: ClassVar[tuple[str, ...]] = ("generate",)
     hf_config: ClassVar[Any] = SimpleNamespace()
+    mm_limits: ClassVar[dict[str, int] | None] = None  # of a model of text alone
 
     def __init__(self, arguments: AsyncEngineArgs, loggers: list[Any]) -> None:
         self.arguments = arguments
@@ -173,6 +174,9 @@ class AsyncLLM:
             scheduler_config=SimpleNamespace(max_num_seqs=16, max_num_batched_tokens=512),
             model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN, hf_config=self.hf_config),
         )
+        limits = SimpleNamespace(allowed_mm_limits=self.mm_limits)
+        processor = None if self.mm_limits is None else SimpleNamespace(info=limits)
+        self.renderer = SimpleNamespace(mm_processor=processor)
         self.made.append(self)
 
     @classmethod
@@ -265,6 +269,15 @@ class AsyncLLM:
         self.has_ended = True
 
 
+class ImageMediaIO:
+    """Reads images; those of one color are written as its name."""
+
+    def load_bytes(self, data: bytes) -> str:
+        if not data.startswith(b"PNG"):
+            raise ValueError("Failed to load image")
+        return data.removeprefix(b"PNG ").decode()
+
+
 class StatLoggerBase:
     """The base of loggers of statistics."""
 
@@ -309,6 +322,8 @@ MODULES: dict[str, dict[str, Any]] = {
     "vllm.exceptions": {"GracefulHTTPError": GracefulHTTPError, "VLLMClientError": VLLMClientError},
     "vllm.lora": {},
     "vllm.lora.request": {"LoRARequest": LoRARequest},
+    "vllm.multimodal": {},
+    "vllm.multimodal.media": {"ImageMediaIO": ImageMediaIO},
     "vllm.sampling_params": {
         "RequestOutputKind": SimpleNamespace(DELTA="delta", FINAL_ONLY="final"),
         "StructuredOutputsParams": StructuredOutputsParams,

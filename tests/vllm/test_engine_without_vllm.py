@@ -140,6 +140,27 @@ async def test_a_cross_encoder_scores_pairs_with_their_types(
     await engine.cleanup()
 
 
+async def test_a_model_that_sees_gets_images_beside_its_tokens(
+    engine_class: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limits, sees in ((None, False), ({"audio": 1}, False), ({"image": 0}, False)):
+        monkeypatch.setattr(AsyncLLM, "mm_limits", limits)
+        engine, _ = await engine_class.from_args(["some-model"])
+        assert (await engine.start(1)).supports_images is sees
+        await engine.cleanup()
+    monkeypatch.setattr(AsyncLLM, "mm_limits", {"image": 4})
+    engine, _ = await engine_class.from_args(["some-model"])
+    assert (await engine.start(1)).supports_images
+    await chunks_of(engine, request_for(7) | {"images": [b"PNG red", b"PNG blue"]})
+    assert AsyncLLM.made[-1].prompts == [
+        {"prompt_token_ids": [7], "multi_modal_data": {"image": ["red", "blue"]}}
+    ]
+    with pytest.raises(InvalidArgument, match="Failed to load") as refused:
+        await chunks_of(engine, request_for(7) | {"images": [b"PNG red", b"PNX"]})
+    assert refused.value.param == "images[1]"
+    await engine.cleanup()
+
+
 async def test_a_model_that_generates_is_for_chats(engine: Any) -> None:
     assert engine._types == ["chat", "completions"]
 

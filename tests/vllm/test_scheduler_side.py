@@ -106,6 +106,17 @@ def test_prompts_whose_kv_is_not_that_of_their_tokens_stay_local() -> None:
         vllm.side.finished(request)
 
 
+def test_a_prompt_with_images_says_why_it_stays() -> None:
+    vllm = with_news()
+    request = FakeRequest("seen", 10, at("remote"), mm_features=(1,))
+    assert vllm.side.matched(request, 4) == (0, False)
+    [report] = vllm.side.take_reports().values()
+    assert report.place == "local" and report.reason == "the prompt has images"
+    assert report.num_cached_tokens == 4
+    assert vllm.side.matched(request, 4) == (0, False)
+    assert not vllm.side.take_reports(), "it is said once"
+
+
 # ---- cases of vLLM's own connectors, by their issues ------------------------------------------
 
 

@@ -107,12 +107,14 @@ def of_response(raw: bytes) -> object:
     ignored = Ignored()
     request = parse_response(raw, ignored)
     tools = read_all(request.tools, request.tool_choice, ignored)
-    return read_chat(chat_of(request, [], request.inputs(Reading(ignored)), tools))
+    return read_chat(
+        chat_of(request, [], request.inputs(Reading(ignored, sees=False)), tools, None)
+    )
 
 
 def of_message(raw: bytes) -> object:
     request = read_body(MessagesRequest, raw, LARGE, Ignored())
-    return read_chat(request.chat(Ignored(), images_as_text=True))
+    return read_chat(request.chat(Ignored(), None, images_as_text=True))
 
 
 def changes(value: Any) -> Iterator[tuple[str, Any, Any]]:
