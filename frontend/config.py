@@ -139,7 +139,10 @@ class FrontendConfig(BaseModel):
         256, ge=1, description="most choices of one request: its prompts times `n`"
     )
     max_inputs: int = Field(
-        2048, ge=1, description="most texts of an embeddings request, and documents of a rerank one"
+        2048,
+        ge=1,
+        description="most texts of an embeddings request, documents of a rerank one, and "
+        "pairs of a score one",
     )
     max_top_logprobs: int = Field(
         20, ge=0, description="largest `top_logprobs` (chat) and `logprobs` (completions)"

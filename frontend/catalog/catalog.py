@@ -37,7 +37,7 @@ _PATHS: dict[str, str] = {
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",
     "embeddings": "/v1/embeddings",
-    "rerank": "/v1/rerank",
+    "rerank": "/v1/rerank and /v1/score",
 }
 _FIRST_LOAD_S = 5.0
 

@@ -40,7 +40,7 @@ from tandem.frontend.telemetry.request_log import (
 )
 from tandem.frontend.telemetry.trace import begin_span, end_span
 from tandem.frontend.ui.pages import Pages
-from tandem.frontend.vectors.api import EmbeddingsApi, RerankApi
+from tandem.frontend.vectors.api import EmbeddingsApi, RerankApi, ScoreApi
 from tandem.runtime.address import new_id
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import CancelledRequestError, TandemError, UnavailableError
@@ -53,6 +53,7 @@ _MAX_TRACE_CHARACTERS = 512
 _FIRST_SERVER_ERROR = 500  # of the statuses
 _READING = ("GET", "HEAD")  # methods that no limit counts
 _RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")  # of Jina, Cohere, and both at vLLM
+_SCORE_PATHS = ("/v1/score", "/score")  # both of vLLM
 _PAGE = "/ui/"  # its files are named relative to its address
 
 
@@ -126,6 +127,7 @@ class RequestHandler:
             "/v1/messages": MessagesApi(generations),
             "/v1/embeddings": EmbeddingsApi(generations, deps),
             **dict.fromkeys(_RERANK_PATHS, RerankApi(generations, deps)),
+            **dict.fromkeys(_SCORE_PATHS, ScoreApi(generations, deps)),
             "/v1/messages/count_tokens": CountTokensApi(generations),
         }
         self._bodies = Room(config.max_open_body_bytes, config.max_body_bytes)

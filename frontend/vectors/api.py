@@ -1,7 +1,8 @@
-"""OpenAI's embeddings, and rerank in the shape of Jina and Cohere: an `Api` each."""
+"""OpenAI's embeddings, rerank in the shape of Jina and Cohere, and vLLM's score: an `Api` each."""
 
 import asyncio
 import sys
+import time
 from array import array
 from base64 import b64encode
 
@@ -23,9 +24,13 @@ from tandem.frontend.vectors.bodies import (
     RankedDocument,
     Ranking,
     RerankBody,
+    Score,
+    ScoreBody,
+    ScoreList,
     VectorUsage,
     parse_embeddings,
     parse_rerank,
+    parse_score,
 )
 from tandem.frontend.vectors.inputs import VectorInputs, pair_inputs, text_inputs
 from tandem.runtime.wire.messages import VectorKind
@@ -101,7 +106,8 @@ class RerankApi(_VectorApi):
     async def prepare(self, raw: bytes, call: Call) -> Work:
         body = parse_rerank(raw, self._generations.config, call.ignored)
         model = self._model(body.model, "rerank", call)
-        inputs = await pair_inputs(body.query, body.texts, model)
+        pairs = [(body.query, text) for text in body.texts]
+        inputs = await pair_inputs(pairs, model, ("query", "documents"))
         run = self._run("rerank", inputs, None, model, call)
         return _rank(run, body, inputs.num_tokens, call)
 
@@ -117,6 +123,28 @@ async def _rank(run: VectorRun, body: RerankBody, num_tokens: int, call: Call) -
     ]
     usage = VectorUsage(num_tokens, num_tokens)
     await _respond(Ranking(f"rerank-{call.context.id}", body.model, results, usage), run, call)
+
+
+class ScoreApi(_VectorApi):
+    """POST /v1/score."""
+
+    async def prepare(self, raw: bytes, call: Call) -> Work:
+        config = self._generations.config
+        body = parse_score(raw, config, call.ignored)
+        pairs = body.pairs(config.max_inputs)
+        model = self._model(body.model, "rerank", call)
+        inputs = await pair_inputs(pairs, model, body.names)
+        run = self._run("rerank", inputs, None, model, call)
+        return _score(run, body, inputs.num_tokens, call)
+
+
+async def _score(run: VectorRun, body: ScoreBody, num_tokens: int, call: Call) -> None:
+    scores = enumerate([vector[0] for vector in await run.vectors()])
+    usage = VectorUsage(num_tokens, num_tokens)
+    data = [Score(index, score) for index, score in scores]
+    created_s = int(time.time())
+    answer = ScoreList(f"score-{call.context.id}", created_s, body.model, data, usage)
+    await _respond(answer, run, call)
 
 
 async def _respond(answer: object, run: VectorRun, call: Call) -> None:

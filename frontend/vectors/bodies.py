@@ -1,5 +1,6 @@
-"""The bodies of embeddings and rerank requests, and their answers."""
+"""The bodies of embeddings, rerank and score requests, and their answers."""
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -14,6 +15,8 @@ from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.wire.messages import MAX_DIMENSIONS
 
 _QUOTES_OF_DOCUMENT = 16  # far more than one has that is `{"text": ...}`
+# The names of the first texts of pairs, and of the second ones.
+_TEXTS = (("text_1", "queries", "data_1"), ("text_2", "documents", "items", "data_2"))
 Input = str | list[int]
 
 
@@ -74,6 +77,51 @@ class RerankBody(Body, frozen=True, kw_only=True):
         return [each if isinstance(each, str) else each.text for each in self.documents]
 
 
+class ScoreBody(Body, frozen=True, kw_only=True):
+    """POST /v1/score, in the shape of vLLM, where the texts have one of several names."""
+
+    no_effect = frozenset(("user", "priority"))
+
+    model: str
+    text_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
+    queries: str | list[str] | None = None
+    documents: str | list[str] | None = None
+    items: str | list[str] | None = None
+    data_1: str | list[str] | None = None
+    data_2: str | list[str] | None = None
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The fields of the first and the second texts. Raises InvalidRequestError."""
+        first, second = (
+            [name for name in names if getattr(self, name) is not None] for names in _TEXTS
+        )
+        for given, names in ((first, _TEXTS[0]), (second, _TEXTS[1])):
+            if len(given) != 1:
+                raise invalid_field(names[0], f"is required, or one of {', '.join(names[1:])}")
+        return first[0], second[0]
+
+    def pairs(self, most: int) -> list[tuple[str, str]]:
+        """Return the pairs to score: one text with each of the others, or two lists side by side.
+
+        Raises InvalidRequestError naming the field.
+        """
+        first, second = (
+            [texts] if isinstance(texts := getattr(self, name), str) else texts
+            for name in self.names
+        )
+        if len(first) == 1:
+            first = first * len(second)
+        name = self.names[1]
+        if not 1 <= len(second) <= most:
+            raise invalid_field(name, f"has {len(second)} entries; it must have 1 to {most}")
+        if len(first) != len(second):
+            reason = f"has {len(second)} entries; {self.names[0]!r} has {len(first)}, not one"
+            raise invalid_field(name, reason)
+        return list(zip(first, second, strict=True))
+
+
 def parse_embeddings(
     raw: bytes, config: FrontendConfig, longest_context: int, ignored: Ignored
 ) -> EmbeddingsBody:
@@ -86,19 +134,32 @@ def parse_embeddings(
 
 def parse_rerank(raw: bytes, config: FrontendConfig, ignored: Ignored) -> RerankBody:
     """Return the checked body. Raises InvalidRequestError naming the field."""
-    given, most = read_fields(raw).get("documents"), config.max_inputs
-    if given is not None and begins(given, b"["):
-        # counted before any object is made of them
-        text = bytes(given)
-        num_quotes = text.count(b'"') - text.count(b'\\"')
-        if num_quotes > most * _QUOTES_OF_DOCUMENT:
-            raise invalid_field("documents", f"has over {most} entries, the most is {most}")
+    most = config.max_inputs
+    _check_num_texts(raw, ("documents",), most)
     body = read_body(RerankBody, raw, ("query", "documents"), ignored)
     if not 1 <= len(body.documents) <= most:
         raise invalid_field(
             "documents", f"has {len(body.documents)} entries; it must have 1 to {most}"
         )
     return body
+
+
+def parse_score(raw: bytes, config: FrontendConfig, ignored: Ignored) -> ScoreBody:
+    """Return the body. Raises InvalidRequestError naming the field."""
+    names = [name for names in _TEXTS for name in names]
+    _check_num_texts(raw, names, config.max_inputs)
+    return read_body(ScoreBody, raw, names, ignored)
+
+
+def _check_num_texts(raw: bytes, names: Collection[str], most: int) -> None:
+    """Raise InvalidRequestError for a list of far more texts than may be, before any is made."""
+    fields = read_fields(raw)
+    for name in names:
+        if (given := fields.get(name)) is not None and begins(given, b"["):
+            text = bytes(given)
+            num_quotes = text.count(b'"') - text.count(b'\\"')
+            if num_quotes > most * _QUOTES_OF_DOCUMENT:
+                raise invalid_field(name, f"has over {most} entries, the most is {most}")
 
 
 class VectorUsage(msgspec.Struct, frozen=True):
@@ -140,3 +201,22 @@ class Ranking(msgspec.Struct, frozen=True):
     model: str
     results: list[RankedDocument]
     usage: VectorUsage
+
+
+class Score(msgspec.Struct, frozen=True):
+    """The score of one pair."""
+
+    index: int
+    score: float
+    object: str = "score"
+
+
+class ScoreList(msgspec.Struct, frozen=True):
+    """The answer of /v1/score, in the order of the pairs."""
+
+    id: str
+    created: int
+    model: str
+    data: list[Score]
+    usage: VectorUsage
+    object: str = "list"

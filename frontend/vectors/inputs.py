@@ -16,7 +16,7 @@ from tandem.frontend.generation.prompts import (
 from tandem.frontend.vectors.bodies import Input
 from tandem.runtime.errors import ContextLengthError
 
-T = TypeVar("T", str, Input)
+T = TypeVar("T", tuple[str, str], Input)
 _MOST_TEXTS = 64  # that one turn of a thread tokenizes
 
 
@@ -59,20 +59,22 @@ async def text_inputs(given: list[Input], model: TokenModel, *, with_special: bo
     return VectorInputs(found)
 
 
-async def pair_inputs(query: str, documents: list[str], model: TokenModel) -> VectorInputs:
-    """Return the tokens of the pairs of a query and each document. Raises InvalidRequestError."""
-    check_characters(query, model, "query")
-    for each in documents:
-        check_characters(each, model, "documents")
+async def pair_inputs(
+    texts: list[tuple[str, str]], model: TokenModel, names: tuple[str, str]
+) -> VectorInputs:
+    """Return the tokens of pairs of texts. Raises InvalidRequestError naming a field of `names`."""
+    for pair in texts:
+        for each, name in zip(pair, names, strict=True):
+            check_characters(each, model, name)
 
-    def encode(part: list[str]) -> list[tuple[list[int], int]]:
-        return [model.text.encode_pair(query, each) for each in part]
+    def encode(part: list[tuple[str, str]]) -> list[tuple[list[int], int]]:
+        return [model.text.encode_pair(*each) for each in part]
 
     pairs: list[tuple[list[int], int]] = []
-    for part in _parts(documents):
+    for part in _parts(texts):
         pairs += await in_thread(model, lambda part=part: encode(part))  # type: ignore[misc]
     token_ids = [ids for ids, _ in pairs]
-    _check_lengths(token_ids, model, "documents")
+    _check_lengths(token_ids, model, names[1])
     return VectorInputs(token_ids, [start for _, start in pairs])
 
 
@@ -82,7 +84,7 @@ def _parts(items: list[T]) -> Iterator[list[T]]:
     num_characters = 0
     for item in items:
         part.append(item)
-        num_characters += len(item)
+        num_characters += sum(map(len, item)) if isinstance(item, tuple) else len(item)
         if len(part) >= _MOST_TEXTS or num_characters >= INLINE_CHARACTERS * _MOST_TEXTS:
             yield part
             part, num_characters = [], 0

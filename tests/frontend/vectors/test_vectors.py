@@ -1,4 +1,4 @@
-"""Embeddings and rerank over HTTP: bodies, shapes, bounds, limits, and workers that fail."""
+"""Embeddings, rerank and score over HTTP: bodies, shapes, bounds, limits, and workers that fail."""
 
 import base64
 import logging
@@ -221,6 +221,59 @@ async def test_a_wrong_rerank_is_refused_by_its_field(fields: dict[str, Any], pa
         await add_worker(stack)
         body = {"model": EMBEDS, "query": "Hello", "documents": ["a"]} | fields
         refused = await stack.http.post("/v1/rerank", json=body)
+        assert refused.status_code == 400, refused.text
+        assert refused.json()["error"]["param"] == param
+
+
+# ---- score ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "names", [("text_1", "text_2"), ("queries", "items"), ("data_1", "data_2")]
+)
+async def test_pairs_are_scored_in_their_order(
+    stack: Stack, worker: FakeWorker, names: tuple[str, str]
+) -> None:
+    texts = ["the", "Hello there, the world", "Hello world"]
+    for first in ("Hello", ["Hello"], ["Hello"] * 3):
+        body = {"model": EMBEDS, names[0]: first, names[1]: texts}
+        answer = await stack.http.post("/v1/score", json=body)
+        assert answer.status_code == 200, answer.text
+        found = answer.json()
+        scores = [len(token_ids(text)) for text in texts]
+        assert found["data"] == [
+            {"index": index, "object": "score", "score": score}
+            for index, score in enumerate(scores)
+        ]
+        num_tokens = sum(scores) + 3 * len(token_ids("Hello"))
+        assert found["usage"] == {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        assert found["object"] == "list" and found["id"].startswith("score-")
+    one = {"model": EMBEDS, names[0]: "Hello", names[1]: "the"}
+    assert len((await stack.http.post("/score", json=one)).json()["data"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"text_2": []}, "text_2"),
+        ({"text_2": ["a"] * 9}, "text_2"),
+        ({"text_2": ["a"] * 1000}, "text_2"),
+        ({"text_2": [5]}, "text_2[0]"),
+        ({"text_2": None}, "text_2"),
+        ({"documents": "a"}, "text_2"),
+        ({"queries": "a"}, "text_1"),
+        ({"text_1": ["a", "b"]}, "text_2"),
+        ({"text_1": []}, "text_2"),
+        ({"text_2": ["a", "Hello " * CONTEXT_LENGTH]}, "text_2[1]"),
+        ({"text_1": "x" * 10_000}, "text_1"),
+        ({"model": MODEL}, "model"),
+    ],
+)
+async def test_a_wrong_score_is_refused_by_its_field(fields: dict[str, Any], param: str) -> None:
+    async with Stack(config=FrontendConfig(port=0, max_inputs=8)) as stack:
+        await add_worker(stack)
+        body = {"model": EMBEDS, "text_1": "Hello", "text_2": ["a"]} | fields
+        refused = await stack.http.post("/v1/score", json=body)
         assert refused.status_code == 400, refused.text
         assert refused.json()["error"]["param"] == param
 
