@@ -36,7 +36,7 @@ def origins_of(functions: Functions) -> Origins:
 
 
 def with_tool_calls(messages: list[ChatMessage]) -> list[ChatMessage]:
-    """Return messages with calls of tools, and their results, in the place of functions'.
+    """Return messages with calls of tools beside those of functions, and results in their form.
 
     A call gets an id of nine letters and digits, as the strictest chat template has it. Raises
     InvalidRequestError naming the field.
@@ -52,7 +52,7 @@ def with_tool_calls(messages: list[ChatMessage]) -> list[ChatMessage]:
                 raise invalid_field(field, "and `tool_calls` exclude each other")
             call_id = f"call{index:05}"
             call = MessageToolCall(id=call_id, type="function", function=message.function_call)
-            message = msgspec.structs.replace(message, tool_calls=[call], function_call=None)
+            message = msgspec.structs.replace(message, tool_calls=[call])
         elif message.role == "function":
             if message.tool_call_id is not None:
                 field = f"messages[{index}].tool_call_id"

@@ -178,8 +178,9 @@ def _check_arguments(body: ChatRequest) -> None:
             arguments = call.function.arguments or ""
             num_values += sum(map(arguments.count, ",[{"))
         if num_values > _MAX_ARGUMENT_VALUES:
+            is_older = message.function_call is not None
             raise invalid_field(
-                body.origins.calls(index),
+                f"messages[{index}].function_call" if is_older else body.origins.calls(index),
                 f"and those before have over {_MAX_ARGUMENT_VALUES} values in their arguments",
             )
 

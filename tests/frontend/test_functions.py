@@ -140,3 +140,15 @@ async def test_the_official_client_reads_and_sends_back_a_call(
     )
     assert answer.choices[0].message.content == "It is warm."
     assert answer.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("field", ["function_call", "tool_calls"])
+async def test_arguments_with_too_many_values_are_named_as_they_were_sent(
+    stack: Stack, field: str
+) -> None:
+    call = {"name": "weather", "arguments": "[" + "1," * 2**18 + "1]"}
+    tool_calls = [{"id": "c", "type": "function", "function": call}]
+    given = {"function_call": call, "tool_calls": tool_calls}[field]
+    answer = await stack.chat(messages=[USER, {"role": "assistant", field: given}])
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == f"messages[1].{field}"
