@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tandem.decode.thresholds import LiveThresholds
-from tandem.prefill.job import RECEIVE_TIMEOUT_S, Job, RunningJobs
+from tandem.prefill.job import GIVE_BACK_DELAY_S, RECEIVE_TIMEOUT_S, Job, RunningJobs
 from tandem.prefill.metrics import PrefillMetrics
 from tandem.queue.deployment import deployment_id
 from tandem.queue.jetstream import JetStreamQueue
@@ -75,6 +75,7 @@ class Member:
         self.node = node = Node(
             alone, component=self._role, model=settings.model, instance_id=settings.instance_id
         )
+        node.max_prompt_tokens = settings.max_prompt_tokens
         self._group = group = TransferGroup(
             config.transfer, pool.layout, [pool], node.instance_id, node.epoch
         )
@@ -169,7 +170,10 @@ class Member:
         """Take the next ticket and begin it, once the budget has room."""
         await self._jobs.room(self._config.prefill)
         for delivery in await self._queue.receive(1, RECEIVE_TIMEOUT_S):
-            await self._jobs.begin(self._new_job(delivery))
+            if delivery.job.num_tokens > self.node.max_prompt_tokens:  # for one with more context
+                await delivery.give_back(GIVE_BACK_DELAY_S)
+            else:
+                await self._jobs.begin(self._new_job(delivery))
 
     def _meet(self, instance_id: str, peer: TransferMetadata | None) -> None:
         """Connect to a decode worker before its first ticket comes; a ticket connects again."""
@@ -212,7 +216,7 @@ class Member:
     async def _look_around(self) -> None:
         deployment = self.node.deployment
         helpers = {
-            each.instance_id
+            each.instance_id: each.max_prompt_tokens
             for each in self._prefill_instances.items.values()
             if each.deployment == deployment and each.instance_id != self.node.instance_id
         }
@@ -220,9 +224,11 @@ class Member:
         with contextlib.suppress(ServiceError):
             if helpers and self._queue.connected:
                 num_queued = max(num_queued, (await self._queue.depth()).num_jobs)
+        limits = [helpers[each] for each in helpers.keys() - self._server.excluded()]
         self.view = PrefillView(
             thresholds=self._thresholds.current,
-            num_instances=len(helpers.difference(self._server.excluded())),
+            num_instances=len(limits),
+            max_prompt_tokens=max(limits) if all(limits) and limits else 0,
             queue_connected=self._queue.connected,
             num_queued_jobs=num_queued,
         )

@@ -148,8 +148,9 @@ class SchedulerSide:
         thresholds = view.thresholds
         if thresholds.policy is Policy.ADAPTIVE:  # vLLM reports no step costs to predict from
             thresholds = thresholds.model_copy(update={"policy": Policy.THRESHOLD})
+        is_too_long = 0 < view.max_prompt_tokens < num_cached + num_uncached
         side = PrefillSide(
-            num_instances=view.num_instances,
+            num_instances=0 if is_too_long else view.num_instances,
             queue_connected=view.queue_connected,
             num_queued_jobs=view.num_queued_jobs + len(self._orders.offers),
         )

@@ -48,6 +48,7 @@ class ConnectorSettings:
     takes: bool
     prompts: str  # an address; empty at a decode worker
     engine: str  # 14 hexadecimal characters, the same in all ranks
+    max_prompt_tokens: int  # that this engine computes
     rank: int = 0
 
     @property
@@ -94,6 +95,7 @@ def connector_settings(vllm_config: Any) -> ConnectorSettings:
         takes=takes,
         prompts=prompts,
         engine=engine,
+        max_prompt_tokens=model.max_model_len - 1,  # vLLM generates one token at least
         rank=rank,
     )
 

@@ -66,6 +66,7 @@ class PrefillView:
     num_instances: int = 0
     queue_connected: bool = False
     num_queued_jobs: int = 0
+    max_prompt_tokens: int = 0  # of the instance that takes the longest prompts; 0: any
 
 
 @dataclass(slots=True)
@@ -103,5 +104,7 @@ class News:
     def aggregate(self, other: "News") -> "News":
         """Return the news of both. `self` has the first rank's view of the queue."""
         num_instances = min(self.view.num_instances, other.view.num_instances)
-        view = replace(self.view, num_instances=num_instances)
+        limits = [each.view.max_prompt_tokens for each in (self, other)]
+        longest = min(filter(None, limits), default=0)
+        view = replace(self.view, num_instances=num_instances, max_prompt_tokens=longest)
         return News(view, self.ends | other.ends)

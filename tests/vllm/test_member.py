@@ -60,6 +60,7 @@ class Side:
         claim_timeout_ms: int = 60_000,
         engine: str = "",
         rank: int = 0,
+        max_prompt_tokens: int = 1000,
     ) -> None:
         self.pool, self.ends = new_pool(), Ends()
         settings = ConnectorSettings(
@@ -78,6 +79,7 @@ class Side:
             prompts=prompts,
             engine=engine or new_id()[:14],
             rank=rank,
+            max_prompt_tokens=max_prompt_tokens,
         )
         self.member = Member(settings, self.pool, self.ends)
 
@@ -247,6 +249,22 @@ async def test_without_prefill_workers_a_ticket_is_given_up_after_its_time(
     offer = side.offer(8, [3, 5])
     assert await ended(side, offer) == (True, False)
     await side.member.close()
+
+
+async def test_a_ticket_that_is_too_long_goes_to_a_worker_with_more_context(
+    pair: Pair, runtime: RuntimeConfig
+) -> None:
+    view = lambda: pair.decode.member.view  # noqa: E731
+    assert view().max_prompt_tokens == 1000
+    shorter = Side(runtime, pair.engine.server.address, max_prompt_tokens=10)
+    await shorter.member.start()
+    await eventually(lambda: view().num_instances == 2)
+    assert view().max_prompt_tokens == 1000
+    for _ in range(4):
+        offer = pair.decode.offer(11, [9, 4, 7])
+        assert await ended(pair.decode, offer) == (False, False)
+    assert shorter.member._jobs.num_begun == 0
+    await shorter.member.close()
 
 
 async def test_thresholds_are_live(pair: Pair) -> None:

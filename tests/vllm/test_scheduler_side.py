@@ -64,6 +64,9 @@ def test_the_policy_and_the_requests_own_placement_decide() -> None:
     assert place(full) == "local"
     assert place(PrefillView(DisaggConfig(policy=Policy.ALWAYS_REMOTE), 0, True, 0)) == "local"
     assert place(PrefillView(DisaggConfig(policy=Policy.ALWAYS_REMOTE), 1, False, 0)) == "local"
+    for most, expected in ((0, "remote"), (39, "remote"), (38, "local")):
+        view = PrefillView(DisaggConfig(policy=Policy.ALWAYS_REMOTE), 1, True, 0, most)
+        assert place(view) == expected, most
 
 
 def test_the_place_of_a_prompt_is_reported_with_its_reason_and_again_when_it_changes() -> None:
@@ -283,7 +286,7 @@ def test_blocks_of_a_tickets_prompt_stay_until_all_ranks_have_read_them() -> Non
 
 
 def test_a_prefill_worker_counts_if_no_rank_excludes_it() -> None:
-    here, there = (PrefillView(DisaggConfig(), num, True, 3) for num in (2, 1))
+    here, there = (PrefillView(DisaggConfig(), num, True, 3, 9 * num) for num in (2, 1))
     news = News(here, {0: [Released("a")]}).aggregate(News(there, {1: [Released("b")]}))
     assert news == News(there, {0: [Released("a")], 1: [Released("b")]})
 

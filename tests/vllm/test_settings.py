@@ -28,7 +28,7 @@ def vllm_config(model: str = "org/model", role: str = "kv_consumer", **extra: An
     )
     model_config = SimpleNamespace(
         model=model, revision=None, served_model_name=["name", "alias"], dtype="float32",
-        quantization=None, hf_overrides={},
+        quantization=None, hf_overrides={}, max_model_len=8192,
     )  # fmt: skip
     parallel = SimpleNamespace(rank=0, world_size=1)
     return SimpleNamespace(
@@ -48,6 +48,7 @@ def test_values_of_the_connectors_own_config_go_before_the_environments(
     assert disagg.max_local_prefill_length == 77 and disagg.claim_timeout_ms == 5
     assert found.config.transfer.grace_ms == 6000
     assert found.config.runtime.nats_url == "nats://here:1"
+    assert found.max_prompt_tokens == 8191
     assert found.model == "name" and found.offers and not found.takes
 
 
