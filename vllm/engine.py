@@ -349,5 +349,7 @@ def _translated(error: Exception, request: GenerateRequest | VectorRequest) -> E
     if isinstance(error, GracefulHTTPError):
         return RouterQueueLimitExceeded(f"vLLM takes no more requests: {error}")
     if isinstance(error, EngineGenerateError):
+        if request.get("images") and isinstance(error.__cause__, AssertionError):
+            return InvalidArgument(f"vLLM: a mark per image: {error.__cause__}", param="prompt")
         return WorkerUnavailable(f"vLLM failed: {error.__cause__!r}")
     return error

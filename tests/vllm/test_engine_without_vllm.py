@@ -158,6 +158,11 @@ async def test_a_model_that_sees_gets_images_beside_its_tokens(
     with pytest.raises(InvalidArgument, match="Failed to load") as refused:
         await chunks_of(engine, request_for(7) | {"images": [b"PNG red", b"PNX"]})
     assert refused.value.param == "images[1]"
+    error = fake_vllm.EngineGenerateError()
+    error.__cause__ = AssertionError("no place for images[1]")
+    AsyncLLM.made[-1].failure = error
+    with pytest.raises(InvalidArgument, match="no place for"):  # the caller's, not the worker's
+        await chunks_of(engine, request_for(7) | {"images": [b"PNG red"]})
     await engine.cleanup()
 
 
