@@ -1,5 +1,6 @@
 """Images on their way to an engine of the kit that sees them, over all three APIs."""
 
+import asyncio
 import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +13,7 @@ from tandem.sdk import DisaggregationMode
 from tandem.sdk.engine.types import EngineConfig, GenerateRequest
 from tandem.sdk.exceptions import InvalidArgument
 from tandem.sdk.worker.context import Context
-from tests.sdk.engine.engine_stack import Chunks, ToyEngine, config_of, serving
+from tests.sdk.engine.engine_stack import PATIENCE_S, Chunks, ToyEngine, config_of, serving
 from tests.sdk.worker.model_stack import ModelStack
 from tests.services import eventually
 
@@ -246,6 +247,29 @@ async def test_an_image_that_cannot_be_seen_is_named(
         param, message = await asked.refusal(CHAT, **chat_of(sound))
         assert param == "messages[0].content[0].type"
         assert "only text and images of the user are supported" in message
+
+
+async def test_a_body_with_images_takes_its_room_up_to_the_end_of_the_answer(
+    runtime_config: RuntimeConfig, tmp_path: Path
+) -> None:
+    engine = Seeing()
+    engine.may_go_on.clear()
+    async with asking(runtime_config, tmp_path, engine) as asked:
+        room = asked.stack.server.handler._bodies
+        for body, is_kept in (
+            (chat_of(image_url(PNG + bytes(60_000))), True),
+            (chat_of({"type": "text", "text": "Hi"}) | {"user": "x" * 60_000}, False),
+        ):
+            engine.is_waiting.clear()
+            async with asyncio.TaskGroup() as group:
+                answer = group.create_task(asked.ask(CHAT, **body))
+                await asyncio.wait_for(engine.is_waiting.wait(), PATIENCE_S)
+                assert (room.num_taken > 40_000) == is_kept
+                engine.may_go_on.set()
+                await answer
+            engine.may_go_on.clear()
+            await eventually(lambda: room.num_taken == 0)
+        engine.may_go_on.set()
 
 
 async def test_one_that_does_not_see_is_not_asked(
