@@ -5,8 +5,16 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
+from tandem.decode.requests import ActiveRequest
+from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import InvalidRequestError
-from tandem.runtime.wire.messages import GenerateRequest, SamplingParams, StopConditions
+from tandem.runtime.wire.messages import (
+    GenerateRequest,
+    SamplingParams,
+    StopConditions,
+    encode,
+    pack_tokens,
+)
 from tests.decode.prefill_peer import PROMPT, Answer, Stage, fresh_prompt
 
 T = TypeVar("T")
@@ -98,6 +106,16 @@ async def test_numbers_that_pass_every_check_still_fail_alone(
     bad = await beside_honest_streams(stage)
     # Some of the numbers are harmless to a sampler.
     assert sum(answer.error is not None for answer in bad) >= 12
+
+
+async def test_a_worker_that_sees_no_images_answers_no_prompt_with_them() -> None:
+    request = GenerateRequest(
+        "r", "m", pack_tokens([1]), SamplingParams(), StopConditions(4), 1000, images=[b"png"]
+    )
+    responder: Any = None
+    async with RequestContext() as context:
+        with pytest.raises(InvalidRequestError, match="see no images"):
+            ActiveRequest.from_wire(encode(request), context, responder, model="m", vocab_size=8)
 
 
 async def test_a_first_token_outside_of_the_vocabulary_is_refused(stage: Stage) -> None:
