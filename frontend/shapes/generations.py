@@ -57,6 +57,11 @@ class Generations:
         model = models.get(name)
         return NO_DEFAULTS if model is None else default_sampling(model, self._deps.config)
 
+    def serves(self, name: str, route: ModelRoute) -> bool:
+        """Return True if a model of this name is served on the route."""
+        models = self._deps.catalog.models
+        return any(each.card.name == name and route in each.card.model_types for each in models)
+
     def is_for_text_model(self, raw: bytes) -> bool:
         """Return True if a body names a model that reads and writes text itself."""
         if not self._deps.catalog.has_text_models:

@@ -1,10 +1,13 @@
 """OpenAI's embeddings, rerank in the shape of Jina and Cohere, and vLLM's score: an `Api` each."""
 
 import asyncio
+import math
 import sys
 import time
 from array import array
 from base64 import b64encode
+from itertools import cycle
+from operator import mul
 
 import msgspec
 from msgspec import Raw
@@ -32,7 +35,7 @@ from tandem.frontend.vectors.bodies import (
     parse_rerank,
     parse_score,
 )
-from tandem.frontend.vectors.inputs import VectorInputs, pair_inputs, text_inputs
+from tandem.frontend.vectors.inputs import VectorInputs, pair_inputs, side_inputs, text_inputs
 from tandem.runtime.wire.messages import VectorKind
 
 _encode = msgspec.json.Encoder().encode
@@ -130,21 +133,44 @@ class ScoreApi(_VectorApi):
 
     async def prepare(self, raw: bytes, call: Call) -> Work:
         config = self._generations.config
+        generations, config = self._generations, self._generations.config
         body = parse_score(raw, config, call.ignored)
-        pairs = body.pairs(config.max_inputs)
+        first, second = body.sides(config.max_inputs)
+        if not generations.serves(body.model, "rerank") and generations.serves(
+            body.model, "embeddings"
+        ):
+            model = self._model(body.model, "embeddings", call)
+            inputs = await side_inputs(first, second, model, body.names)
+            run = self._run("embeddings", inputs, None, model, call)
+            return _score(run, body, inputs.num_tokens, call, num_first=len(first))
         model = self._model(body.model, "rerank", call)
+        pairs = list(zip(cycle(first), second, strict=False))
         inputs = await pair_inputs(pairs, model, body.names)
         run = self._run("rerank", inputs, None, model, call)
         return _score(run, body, inputs.num_tokens, call)
 
 
-async def _score(run: VectorRun, body: ScoreBody, num_tokens: int, call: Call) -> None:
-    scores = enumerate([vector[0] for vector in await run.vectors()])
-    usage = VectorUsage(num_tokens, num_tokens)
-    data = [Score(index, score) for index, score in scores]
-    created_s = int(time.time())
+async def _score(
+    run: VectorRun, body: ScoreBody, num_tokens: int, call: Call, *, num_first: int = 0
+) -> None:
+    """Answer with the scores of pairs, or with the nearness of `num_first` texts to the others."""
+    vectors = await run.vectors()
+    scores = [vector[0] for vector in vectors]
+    if num_first:
+        scores = await _cosines(vectors[:num_first], vectors[num_first:])
+    data = [Score(index, score) for index, score in enumerate(scores)]
+    usage, created_s = VectorUsage(num_tokens, num_tokens), int(time.time())
     answer = ScoreList(f"score-{call.context.id}", created_s, body.model, data, usage)
     await _respond(answer, run, call)
+
+
+async def _cosines(first: list["array[float]"], second: list["array[float]"]) -> list[float]:
+    found = []
+    for one, other in zip(cycle(first), second, strict=False):
+        norms = math.hypot(*one) * math.hypot(*other)
+        found.append(sum(map(mul, one, other)) / norms if norms else 0.0)
+        await asyncio.sleep(0)  # streams go on between two pairs
+    return found
 
 
 async def _respond(answer: object, run: VectorRun, call: Call) -> None:

@@ -106,6 +106,7 @@ class _Batch:
         self._context = call.context
         self._num_blocks = sum([-(-len(each) // block_size) for each in given])
         self._num_all = 0
+        self._field = inputs.field
         self._request = VectorRequest(
             request_id=f"{call.context.id}-{part.start}",
             model=model.card.name,
@@ -161,7 +162,7 @@ class _Batch:
                 )
             if num_numbers * self._num_all > _MOST_NUMBERS:
                 raise invalid_field(
-                    "input",
+                    self._field,
                     f"has {self._num_all} entries, whose vectors of {num_numbers} numbers are more "
                     f"than the {_MOST_NUMBERS} of one answer",
                 )

@@ -102,8 +102,8 @@ class ScoreBody(Body, frozen=True, kw_only=True):
                 raise invalid_field(names[0], f"is required, or one of {', '.join(names[1:])}")
         return first[0], second[0]
 
-    def pairs(self, most: int) -> list[tuple[str, str]]:
-        """Return the pairs to score: one text with each of the others, or two lists side by side.
+    def sides(self, most: int) -> tuple[list[str], list[str]]:
+        """Return the first and the second texts; a single first one is that of all pairs.
 
         Raises InvalidRequestError naming the field.
         """
@@ -111,15 +111,13 @@ class ScoreBody(Body, frozen=True, kw_only=True):
             [texts] if isinstance(texts := getattr(self, name), str) else texts
             for name in self.names
         )
-        if len(first) == 1:
-            first = first * len(second)
         name = self.names[1]
         if not 1 <= len(second) <= most:
             raise invalid_field(name, f"has {len(second)} entries; it must have 1 to {most}")
-        if len(first) != len(second):
+        if len(first) not in (1, len(second)):
             reason = f"has {len(second)} entries; {self.names[0]!r} has {len(first)}, not one"
             raise invalid_field(name, reason)
-        return list(zip(first, second, strict=True))
+        return first, second
 
 
 def parse_embeddings(

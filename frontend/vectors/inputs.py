@@ -25,6 +25,7 @@ class VectorInputs(msgspec.Struct, frozen=True):
 
     token_ids: list[list[int]]
     second_starts: list[int] = []
+    field: str = "input"  # of the body, that has them
 
     @property
     def num_tokens(self) -> int:
@@ -32,15 +33,20 @@ class VectorInputs(msgspec.Struct, frozen=True):
         return sum(map(len, self.token_ids))
 
 
-async def text_inputs(given: list[Input], model: TokenModel, *, with_special: bool) -> VectorInputs:
-    """Return the tokens of texts, or those that are given. Raises InvalidRequestError."""
+async def text_inputs(
+    given: list[Input], model: TokenModel, *, with_special: bool = True, name: str = "input"
+) -> VectorInputs:
+    """Return the tokens of texts, or those that are given. Raises InvalidRequestError.
+
+    `name` is the field of the texts.
+    """
     for each in given:
         if isinstance(each, str):
-            check_characters(each, model, "input")
+            check_characters(each, model, name)
 
     def encode(part: list[Input]) -> list[list[int]]:
         return [
-            model.text.encode(each, is_chat=not with_special, param="input")
+            model.text.encode(each, is_chat=not with_special, param=name)
             if isinstance(each, str)
             else each
             for each in part
@@ -53,10 +59,21 @@ async def text_inputs(given: list[Input], model: TokenModel, *, with_special: bo
         found = []
         for part in _parts(given):
             found += await in_thread(model, lambda part=part: encode(part))  # type: ignore[misc]
-    _check_lengths(found, model, "input")
+    _check_lengths(found, model, name)
     for each in found:
-        check_token_ids(each, model, "input")
-    return VectorInputs(found)
+        check_token_ids(each, model, name)
+    return VectorInputs(found, field=name)
+
+
+async def side_inputs(
+    first: list[str], second: list[str], model: TokenModel, names: tuple[str, str]
+) -> VectorInputs:
+    """Return the tokens of both sides of pairs, text by text. Raises InvalidRequestError."""
+    sides = [
+        await text_inputs(list(texts), model, name=name)
+        for texts, name in zip((first, second), names, strict=True)
+    ]
+    return VectorInputs([each for side in sides for each in side.token_ids], field=names[1])
 
 
 async def pair_inputs(
@@ -75,7 +92,7 @@ async def pair_inputs(
         pairs += await in_thread(model, lambda part=part: encode(part))  # type: ignore[misc]
     token_ids = [ids for ids, _ in pairs]
     _check_lengths(token_ids, model, names[1])
-    return VectorInputs(token_ids, [start for _, start in pairs])
+    return VectorInputs(token_ids, [start for _, start in pairs], names[1])
 
 
 def _parts(items: list[T]) -> Iterator[list[T]]:

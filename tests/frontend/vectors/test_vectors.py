@@ -2,6 +2,7 @@
 
 import base64
 import logging
+import math
 from array import array
 from collections.abc import AsyncIterator
 from typing import Any
@@ -276,6 +277,32 @@ async def test_a_wrong_score_is_refused_by_its_field(fields: dict[str, Any], par
         refused = await stack.http.post("/v1/score", json=body)
         assert refused.status_code == 400, refused.text
         assert refused.json()["error"]["param"] == param
+
+
+async def test_texts_of_a_model_that_only_embeds_are_scored_by_their_cosine(stack: Stack) -> None:
+    await add_worker(stack, model_types=["embeddings"])
+    texts = ["the", "Hello there, the world"]
+
+    def vector(text: str) -> tuple[float, ...]:
+        return len(token_ids(text)), sum(token_ids(text)), 0.5
+
+    def cosine(one: str, other: str) -> float:
+        product = sum(a * b for a, b in zip(vector(one), vector(other), strict=True))
+        return product / math.hypot(*vector(one)) / math.hypot(*vector(other))
+
+    for first in ("Hello", ["Hello", "world"]):
+        body = {"model": EMBEDS, "text_1": first, "text_2": texts}
+        answer = await stack.http.post("/v1/score", json=body)
+        assert answer.status_code == 200, answer.text
+        sides = [first] * 2 if isinstance(first, str) else first
+        expected = [cosine(*pair) for pair in zip(sides, texts, strict=True)]
+        found = answer.json()
+        assert [each["score"] for each in found["data"]] == pytest.approx(expected)
+        given = [*([first] if isinstance(first, str) else first), *texts]
+        assert found["usage"]["prompt_tokens"] == sum(len(token_ids(each)) for each in given)
+    body = {"model": EMBEDS, "text_1": ["a", "Hello " * CONTEXT_LENGTH], "text_2": ["a", "b"]}
+    refused = await stack.http.post("/v1/score", json=body)
+    assert refused.json()["error"]["param"] == "text_1[1]"
 
 
 # ---- workers, limits, telemetry ---------------------------------------------------------------
