@@ -131,6 +131,17 @@ async def test_the_metrics_of_vllm_have_the_workers_labels(
     assert 'worker_id="' in running
 
 
+async def test_tokens_are_allowed_and_words_left_out(
+    served: VllmCluster, http: aiohttp.ClientSession
+) -> None:
+    fields = {"temperature": 0, "max_tokens": 4, "ignore_eos": True, "return_token_ids": True}
+    found = (await served.chat(http, **fields, allowed_token_ids=[70, 71]))["choices"][0]
+    assert set(found["token_ids"]) <= {70, 71}
+    word = found["message"]["content"][:1]
+    left_out = await served.chat(http, **fields, allowed_token_ids=[70, 71], bad_words=[word])
+    assert word not in left_out["choices"][0]["message"]["content"]
+
+
 # the last test of the served engine, which ends in it
 async def test_a_terminated_engine_answers_first(
     served: VllmCluster, http: aiohttp.ClientSession
