@@ -47,6 +47,12 @@ class FrontendConfig(BaseModel):
 
     host: str = Field("127.0.0.1", description="address to listen on; loopback by default")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    listen_fd: int | None = Field(
+        None,
+        ge=3,
+        description="inherited file descriptor of a socket that listens, in place of `host` and "
+        "`port`: processes that share it follow one another without a refused connection",
+    )
     tls_cert_file: str | None = Field(
         None, description="certificate of the HTTP server (PEM, with its chain); null: no TLS"
     )

@@ -1,6 +1,8 @@
 """The frontend's process: its node, its HTTP server, and their coming and going."""
 
+import asyncio
 import logging
+import signal
 from contextlib import AsyncExitStack
 
 from starlette.middleware.cors import CORSMiddleware
@@ -30,6 +32,7 @@ from tandem.runtime.process.lifecycle import Lifecycle, freeze_gc, return_large_
 from tandem.runtime.process.logs import setup_logging
 from tandem.runtime.process.watched_files import WatchedFiles
 from tandem.runtime.store.discovery import register_instance
+from tandem.runtime.tasks import cancel
 from tandem.runtime.tls import check_pair
 from tandem.runtime.tracing.trace import TraceFile
 
@@ -93,6 +96,7 @@ class FrontendServer:
             frontend.host,
             frontend.port,
             param="frontend.port",
+            listen_fd=frontend.listen_fd,
             grace_s=_GRACE_S,
             keep_alive_s=frontend.keep_alive_s,
             protocol=limited_protocol(frontend),
@@ -123,6 +127,12 @@ class FrontendServer:
         logger.info("frontend %s listens on %s", self.instance_id, url)
         if self._shows_link:  # of its own key; another one is known to who gave it
             logger.info("live page: %s", self._config.page_url(url))
+
+    async def hand_over(self) -> None:
+        """Leave discovery and new connections to a process that shares the listening socket."""
+        logger.info("frontend %s accepts no more connections", self.instance_id)
+        await self._node.withdraw()
+        await self._http.hand_over(self._config.keep_alive_s)
 
     async def drain(self) -> None:
         """Leave discovery, refuse new requests, wait for those under way."""
@@ -170,6 +180,9 @@ async def run_frontend(
 ) -> None:
     """Run a frontend until a signal ends it. `parse_live` checks live values that its page sets.
 
+    With `frontend.listen_fd` SIGUSR1 lets the processes that share that socket take over: it ends
+    once no client has a connection to it any more.
+
     Raise ServiceError when etcd or NATS cannot be reached at start, ConfigError when the port is
     taken.
     """
@@ -178,6 +191,18 @@ async def run_frontend(
     lifecycle = Lifecycle(drain_timeout_s=runtime.drain_timeout_s + _GRACE_S)
     stack = AsyncExitStack()
     server: FrontendServer | None = None  # once the node is connected
+    handing_over: asyncio.Task[None] | None = None
+
+    async def hand_over() -> None:
+        assert server is not None, "the signal has a handler once it has started"
+        await server.hand_over()
+        lifecycle.shut_down("its connections are closed")
+
+    def begin_hand_over() -> None:
+        nonlocal handing_over
+        if handing_over is None:
+            handing_over = asyncio.create_task(hand_over())
+            stack.push_async_callback(cancel, handing_over)
 
     async def startup() -> None:
         nonlocal server
@@ -186,6 +211,9 @@ async def run_frontend(
         server = FrontendServer(frontend, router, node, parse_live)
         stack.push_async_callback(server.stop)
         await server.start()
+        if frontend.listen_fd is not None:
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGUSR1, begin_hand_over)
         freeze_gc()
         return_large_buffers()
 

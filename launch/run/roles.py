@@ -34,7 +34,8 @@ SPIN_COUNT = 3_000
 def run_frontend_role(effective: EffectiveConfig) -> None:
     """Block until a signal ends the frontend."""
     config = effective.config
-    require_free_port(config.frontend.host, config.frontend.port, "--port")
+    if config.frontend.listen_fd is None:
+        require_free_port(config.frontend.host, config.frontend.port, "--port")
     setup_logging(config.runtime.log_level, "frontend", format=config.runtime.log_format)
     from tandem.frontend.serving.server import run_frontend
 

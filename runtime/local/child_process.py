@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -53,10 +53,13 @@ class ChildProcess:
         *,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
+        pass_fds: Collection[int] = (),
     ) -> "ChildProcess":
-        """Start a child whose output is appended to a file."""
+        """Start a child whose output is appended to a file; it inherits `pass_fds`."""
         with log_path.open("ab") as log:
-            popen = _spawn(command, stdin=DEVNULL, stdout=log, stderr=log, env=env, cwd=cwd)
+            popen = _spawn(
+                command, stdin=DEVNULL, stdout=log, stderr=log, env=env, cwd=cwd, pass_fds=pass_fds
+            )
         return cls(popen, log_path)
 
     @classmethod
@@ -154,6 +157,7 @@ def _spawn(
     stderr: int | IO[bytes] | None,
     env: Mapping[str, str] | None,
     cwd: Path | None = None,
+    pass_fds: Collection[int] = (),
 ) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         [sys.executable, "-I", "-S", str(DEATHWATCH), str(os.getpid()), *command],
@@ -162,6 +166,7 @@ def _spawn(
         stderr=stderr,
         env=env,
         cwd=cwd,
+        pass_fds=pass_fds,
         start_new_session=True,
     )
 

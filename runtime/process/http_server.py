@@ -14,12 +14,14 @@ from tandem.runtime.tasks import ends_within
 from tandem.runtime.tls import check_pair
 
 _BACKLOG = 2048
+_POLL_S = 0.01  # uvicorn tells of no connection's end
 
 
 class HttpServer:
     """Serves an ASGI application from `serve` until `close`; `bind` takes the port before.
 
-    `param` is the config key of the port, for the error. Port 0 is any free port.
+    `param` is the config key of the port, for the error. Port 0 is any free port. `listen_fd` is an
+    inherited socket that listens already, to use instead.
     """
 
     def __init__(
@@ -29,6 +31,7 @@ class HttpServer:
         port: int,
         *,
         param: str,
+        listen_fd: int | None = None,
         grace_s: int = 1,
         keep_alive_s: int = 5,
         protocol: type[asyncio.Protocol] | Literal["httptools"] = "httptools",
@@ -37,6 +40,7 @@ class HttpServer:
     ) -> None:
         self._host = host
         self._param = param
+        self._listen_fd = listen_fd
         self.port = port  # the real one after `bind`
         self._listener: socket.socket | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -62,11 +66,17 @@ class HttpServer:
 
     def bind(self) -> None:
         """Listen; connections wait for `serve`. Raise ConfigError when the port is taken."""
+        listener = self._new_listener() if self._listen_fd is None else _inherited(self._listen_fd)
+        # Accepted connections inherit it.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.setblocking(False)
+        self.port = int(listener.getsockname()[1])
+        self._listener = listener
+
+    def _new_listener(self) -> socket.socket:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Accepted connections inherit it.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             listener.bind((self._host, self.port))
             listener.listen(_BACKLOG)  # here, because a port that is taken may show only now
@@ -77,9 +87,7 @@ class HttpServer:
                 "choose another port, or 0 for a free one",
                 param=self._param,
             ) from error
-        listener.setblocking(False)
-        self.port = int(listener.getsockname()[1])
-        self._listener = listener
+        return listener
 
     @property
     def address(self) -> str:
@@ -99,6 +107,18 @@ class HttpServer:
             check_pair(cert_file, key_file, self._param.partition(".")[0])
             config.ssl.load_cert_chain(cert_file, key_file)
 
+    async def hand_over(self, timeout_s: float) -> None:
+        """Accept no more connections; answer on the present ones until their clients close them.
+
+        Each answer says that its connection is closed. Idle ones stay for `timeout_s` at most: a
+        request may be on its way on them.
+        """
+        self._server.leave_listeners()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._server.server_state.connections:
+                    await asyncio.sleep(_POLL_S)
+
     async def close(self) -> None:
         """Stop: requests under way get `grace_s`. Idempotent, also after a `bind` that failed."""
         if self._serving is not None:
@@ -108,6 +128,19 @@ class HttpServer:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
+
+
+def _inherited(fd: int) -> socket.socket:
+    """Return the socket of an inherited descriptor. Raise ConfigError if it does not listen."""
+    try:
+        listener = socket.socket(fileno=fd)
+        if listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return listener
+        listener.detach()
+        why = "it does not listen"
+    except OSError as error:
+        why = error.strerror or str(error)
+    raise ConfigError(f"file descriptor {fd} is no inherited socket to listen on: {why}")
 
 
 class _Server(uvicorn.Server):
@@ -129,6 +162,14 @@ class _Server(uvicorn.Server):
             await self.on_tick(0)  # the date header's second
             await ends_within(self.exiting.wait(), 1.0)
 
+    def leave_listeners(self) -> None:
+        """Accept no more, and close each connection after its next response."""
+        for server in self.servers:
+            server.close()
+        last = (b"connection", b"close")
+        self.config.encoded_headers.append(last)  # of the headers from the next second on
+        self.server_state.default_headers.append(last)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
             server.close()
@@ -138,7 +179,7 @@ class _Server(uvicorn.Server):
         try:
             async with asyncio.timeout(self.config.timeout_graceful_shutdown):
                 while state.connections or state.tasks:
-                    await asyncio.sleep(0.01)
+                    await asyncio.sleep(_POLL_S)
         except TimeoutError:
             for task in state.tasks:
                 task.cancel()

@@ -1,7 +1,11 @@
 """The frontend as a process of its own, with real etcd and NATS."""
 
+import asyncio
+import json
 import signal
+import socket
 import sys
+from pathlib import Path
 
 import httpx
 
@@ -19,12 +23,13 @@ from tandem.frontend.serving.server import run_frontend
 from tandem.router.config import RouterConfig
 from tandem.runtime.config import RuntimeConfig
 runtime = RuntimeConfig.model_validate_json(sys.argv[1])
-uvloop.run(run_frontend(FrontendConfig(port=0), runtime, RouterConfig()))
+frontend = FrontendConfig.model_validate_json(sys.argv[2])
+uvloop.run(run_frontend(frontend, runtime, RouterConfig()))
 """
 
 
 async def start(config: RuntimeConfig) -> ChildProcess:
-    command = [sys.executable, "-c", PROGRAM, config.model_dump_json()]
+    command = [sys.executable, "-c", PROGRAM, config.model_dump_json(), '{"port": 0}']
     return await ChildProcess.start_piped(command, stderr=PIPE)
 
 
@@ -61,3 +66,59 @@ async def test_without_nats_it_ends_with_the_address_it_tried(
     _, log = await output_of(process)
     assert process.exit_code != 0
     assert b"127.0.0.1:1" in log
+
+
+async def test_a_successor_takes_over_without_a_refused_connection(
+    runtime_config: RuntimeConfig, tmp_path: Path
+) -> None:
+    discovery = EtcdDiscovery(runtime_config)
+    await discovery.start()
+    processes: list[ChildProcess] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        fd, url = listener.fileno(), f"http://127.0.0.1:{listener.getsockname()[1]}"
+        words = [PROGRAM, runtime_config.model_dump_json(), json.dumps({"listen_fd": fd})]
+
+        async def begin() -> ChildProcess:
+            command = [sys.executable, "-c", *words]
+            process = await ChildProcess.start(command, tmp_path / "log", pass_fds=[fd])
+            processes.append(process)
+            return process
+
+        try:
+            view = watch_instances(discovery, runtime_config.namespace, "frontend")
+            elder = await begin()
+            await view.wait_for(lambda items: len(items) == 1, 60)
+            limits = httpx.Limits(keepalive_expiry=None)
+            async with httpx.AsyncClient(base_url=url, limits=limits) as kept:
+                first = await kept.get("/live")
+                assert first.status_code == 200 and "connection" not in first.headers
+                await begin()
+                await view.wait_for(lambda items: len(items) == 2, 60)
+                elder.signal(signal.SIGUSR1)
+                await view.wait_for(lambda items: len(items) == 1, 60)
+                for _ in range(100):  # on connections of their own, while the elder is still there
+                    async with httpx.AsyncClient(base_url=url) as new:
+                        assert (await new.get("/live")).status_code == 200
+                assert elder.exit_code is None, "it waits for the client that it has"
+                last = await kept.get("/live")
+                assert (last.status_code, last.headers["connection"]) == (200, "close")
+                assert await asyncio.wait_for(elder.wait(), 60) == 0
+                assert (await kept.get("/live")).status_code == 200
+            assert "Traceback" not in (tmp_path / "log").read_text()
+        finally:
+            for process in processes:
+                if process.exit_code is None:
+                    process.kill()
+                    await process.wait()
+            await discovery.close()
+
+
+async def test_a_descriptor_that_does_not_listen_is_refused(
+    runtime_config: RuntimeConfig, tmp_path: Path
+) -> None:
+    with socket.socket() as idle:
+        words = [PROGRAM, runtime_config.model_dump_json(), f'{{"listen_fd": {idle.fileno()}}}']
+        command = [sys.executable, "-c", *words]
+        process = await ChildProcess.start(command, tmp_path / "log", pass_fds=[idle.fileno()])
+        assert await asyncio.wait_for(process.wait(), 60) != 0
+    assert "it does not listen" in process.log_tail()
