@@ -130,6 +130,28 @@ def planner(
     uvloop.run(run_planner(session.load_for_cluster()))
 
 
+@app.command(epilog="Example: tandem rollout")
+def rollout(
+    namespace: Annotated[
+        str | None, typer.Option(help="Of the cluster, where several run on this machine.")
+    ] = None,
+) -> None:
+    """Replace every process of the `tandem serve` of this machine, one at a time, while it serves.
+
+    Each successor serves before its elder drains, so no request fails: for a newer Tandem, or model
+    files that have changed. NATS and etcd stay.
+    """
+    import uvloop
+
+    from tandem.launch.serve.control import follow_rollout
+    from tandem.runtime.local.local_clusters import the_running_cluster
+
+    cluster = the_running_cluster(namespace)
+    if cluster is None or not cluster.control:
+        raise ConfigError("no `tandem serve` of this user runs on this machine")
+    uvloop.run(follow_rollout(Path(cluster.control), print))
+
+
 @app.command(epilog="Example: tandem control 3f2a profile --duration-s 2")
 @shares(session=cluster_session)
 def control(

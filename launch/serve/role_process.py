@@ -37,6 +37,13 @@ def _process(plan: RolePlan, command: str, arguments: list[str], run_dir: Path) 
     # -P: the working directory may have folders named like packages
     words = [sys.executable, "-P", "-m", "tandem.launch", command, *arguments]
     words += ["--config", str(config_path)]
-    placement = plan.device.name if plan.device else "CPU"
-    environment = plan.environment(os.environ)
-    return ManagedProcess(plan.name, command, words, environment, run_dir, placement=placement)
+    listen_fd = plan.config.config.frontend.listen_fd
+    return ManagedProcess(
+        plan.name,
+        command,
+        words,
+        plan.environment(os.environ),
+        run_dir,
+        placement=plan.device.name if plan.device else "CPU",
+        pass_fds=() if listen_fd is None or plan.role != "frontend" else (listen_fd,),
+    )

@@ -1,34 +1,35 @@
 """`tandem serve`: the roles of one topology as children of the supervisor."""
 
-import asyncio
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import uvloop
 
 from tandem.config.model import EffectiveConfig
+from tandem.config.sources import Setting
 from tandem.config.topology import Topology, load_topology, workers_topology
 from tandem.launch.run.options import LaunchOptions, ModelOptions
 from tandem.launch.run.roles import find_model
-from tandem.launch.serve.plan import make_plan
+from tandem.launch.serve.control import Control
+from tandem.launch.serve.known import until_known
+from tandem.launch.serve.plan import RolePlan, make_plan
 from tandem.launch.serve.role_process import planner_process, role_process
+from tandem.launch.serve.rollout import Rollout
 from tandem.launch.supervise.supervisor import Supervisor, local_instance, local_pid, with_free_port
-from tandem.runtime.address import new_id
-from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.local.devices import list_gpus, num_usable_cores
-from tandem.runtime.membership.instance_report import ask_worker
-from tandem.runtime.plane.client import RequestClient
+from tandem.runtime.local.local_clusters import LocalCluster
+from tandem.runtime.process.http_server import listen
 from tandem.runtime.process.reporter import Reporter
 from tandem.runtime.store.discovery import WatchView, instances_prefix
 from tandem.runtime.store.etcd import EtcdDiscovery
 from tandem.runtime.store.progress_report import ProgressReport, watch_progress
-from tandem.runtime.wire.cluster_messages import Instance
 
 WORKERS_ON_A_CPU = 2
 WORKER_KINDS = ("worker", "decode", "prefill")
-KNOWN_RETRY_S = 0.05
 
 
 def run_serve(
@@ -80,6 +81,9 @@ class ServeSupervisor(Supervisor):
         self._frontend = config.config.frontend
         self._loading: dict[str, str] = {}  # child |-> its progress
         self.has_planner = False
+        self._listener: socket.socket | None = None  # of the frontend and its successors
+        self._instances: WatchView | None = None
+        self._control = Control(self._roll_out)
 
     async def _start_children(self, discovery: EtcdDiscovery) -> None:
         plan = make_plan(self._topology, self._config, list_gpus(), num_usable_cores())
@@ -88,6 +92,8 @@ class ServeSupervisor(Supervisor):
         for note in plan.notes:
             self._report.note(note)
         for role in plan.roles:
+            if role.role == "frontend":
+                role = self._with_listener(role)
             await self._start_child(
                 role_process(role, self._run_dir, self._model, self._model_name)
             )
@@ -103,6 +109,41 @@ class ServeSupervisor(Supervisor):
         loading.subscribe(self._progress_changed)
         await self._unless_one_dies(self._until_ready(view))
         await loading.close()
+        self._instances = view
+        await self._control.start()
+
+    def _with_listener(self, frontend: RolePlan) -> RolePlan:
+        """Return the plan of a frontend that accepts from a socket of this process."""
+        config = frontend.config.config.frontend
+        self._listener = listen(config.host, config.port, "frontend.port")
+        own = Setting("frontend.listen_fd", self._listener.fileno(), "launcher")
+        return replace(frontend, config=frontend.config.with_settings([own]))
+
+    async def _roll_out(self, say: Callable[[str], None]) -> None:
+        assert self._instances is not None, "the control socket is there once all are ready"
+
+        def note(text: str) -> None:
+            self._report.note(text)
+            say(text)
+
+        rollout = Rollout(
+            self._children,
+            self._instances,
+            self._config.config.runtime,
+            self._options.start_timeout_s,
+            self._frontend.keep_alive_s,
+            note,
+        )
+        await rollout.run()
+
+    def _cluster(self) -> LocalCluster:
+        return replace(super()._cluster(), control=str(self._control.path))
+
+    async def _shutdown(self) -> None:
+        await self._control.close()
+        if self._listener is not None:
+            self._listener.close()  # the frontend has it as well, until it ends
+        await super()._shutdown()
 
     async def _until_ready(self, view: WatchView) -> None:
         workers = {child.pid for child in self._children if child.kind in WORKER_KINDS}
@@ -155,26 +196,3 @@ class ServeSupervisor(Supervisor):
             mode = self._config.config.planner.mode
             self._report.note(f"planner: {mode}; tandem status has its last reading")
         self._report.note("Ctrl-C stops; tandem status shows the state of every process")
-
-
-async def until_known(runtime: RuntimeConfig, instances: Sequence[Instance]) -> None:
-    """Wait until each decode worker knows all prefill workers among `instances`.
-
-    Before that it would prefill every prompt itself, whatever its policy.
-    """
-    num_prefill = sum(instance.component == "prefill" for instance in instances)
-    decodes = [instance for instance in instances if instance.component == "decode"]
-    client = RequestClient(runtime, new_id())
-    try:
-        for decode in decodes:
-            while not await _knows(client, decode, num_prefill):
-                await asyncio.sleep(KNOWN_RETRY_S)
-    finally:
-        await client.close()
-
-
-async def _knows(client: RequestClient, decode: Instance, num_prefill: int) -> bool:
-    worker = (await ask_worker(client, decode)).worker
-    if worker is None:
-        return False
-    return int(worker.details.get("num_prefill_instances", num_prefill)) >= num_prefill

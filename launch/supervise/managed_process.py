@@ -1,6 +1,6 @@
 """A child of the supervisor that can be started again after it died, and how often it may be."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +43,7 @@ class ManagedProcess:
         run_dir: Path,
         *,
         placement: str,
+        pass_fds: Collection[int] = (),
     ) -> None:
         self.name = name  # decode-0
         self.kind = kind  # decode
@@ -51,6 +52,7 @@ class ManagedProcess:
         self.announced_pid: int | None = None  # of the last process reported as ready
         self._command = command
         self._environment = environment
+        self._pass_fds = pass_fds
         self._child: ChildProcess | None = None
 
     @property
@@ -66,7 +68,18 @@ class ManagedProcess:
         return self._child.pid if self._child and self._child.exit_code is None else None
 
     async def start(self) -> None:
-        self._child = await ChildProcess.start(self._command, self.log_path, env=self._environment)
+        self._child = await self.start_successor()
+
+    async def start_successor(self) -> ChildProcess:
+        """Start another process of this command, beside the present one."""
+        return await ChildProcess.start(
+            self._command, self.log_path, env=self._environment, pass_fds=self._pass_fds
+        )
+
+    def adopt(self, successor: ChildProcess) -> ChildProcess:
+        """Put a process in the place of the present one, which is returned: the caller ends it."""
+        elder, self._child = self.child, successor
+        return elder
 
     async def stop(self, timeout_s: float, on_kill: Callable[[str], None]) -> None:
         """Let the process drain; after `timeout_s` kill it and report that to `on_kill`."""

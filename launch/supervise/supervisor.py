@@ -219,12 +219,17 @@ class Supervisor(ABC):
         """Restart a process whenever it ends. Raise ServiceError when it ends too often."""
         backoff = Backoff()
         while True:
-            how = describe_exit(await process.child.wait())
-            delay_s = backoff.next_delay_s(process.child.lived_s)
+            child = process.child
+            how = describe_exit(await child.wait())
+            if process.child is not child:  # a successor has its place
+                continue
+            delay_s = backoff.next_delay_s(child.lived_s)
             if delay_s is None:
                 raise _died(process, f"for the {backoff.num_restarts + 1}th time in a row")
             self._report.warn(f"{process.name} {how}; starting it again in {delay_s:g} s")
             await asyncio.sleep(delay_s)
+            if process.child is not child:
+                continue
             await process.start()
             if isinstance(process, LocalServer):
                 self._report.done(f"{process.name} is back at {masked(process.url)}")

@@ -28,6 +28,7 @@ class LocalCluster:
     etcd_endpoints: str
     http_url: str
     run_dir: str
+    control: str = ""  # socket of `tandem rollout`; empty: there is none
 
     def runtime_values(self) -> dict[str, str]:
         """Return the fields of RuntimeConfig that lead to the cluster, its token included."""

@@ -233,7 +233,7 @@ class LocalEtcd(LocalServer):
 
     def _choose_address(self) -> None:
         if self._sockets is None:
-            self._sockets = _folder_of_sockets(len("client:1"))
+            self._sockets = folder_of_sockets("etcd", len("client:1"))
 
     def _working_folder(self) -> Path | None:
         return self._sockets
@@ -271,7 +271,7 @@ class LocalEtcd(LocalServer):
             writer.close()
 
 
-def _folder_of_sockets(longest_name: int) -> Path:
+def folder_of_sockets(purpose: str, longest_name: int) -> Path:
     """Return a new private folder whose path leaves room for the name of a socket.
 
     It is not in the run folder, whose path may be longer than a socket's can be. Raise ServiceError
@@ -280,14 +280,14 @@ def _folder_of_sockets(longest_name: int) -> Path:
     runtime_dir = os.environ.get("XDG_RUNTIME_DIR", "")
     for place in filter(os.path.isabs, (tempfile.gettempdir(), runtime_dir, *SHORT_PLACES)):
         with contextlib.suppress(OSError):
-            folder = Path(tempfile.mkdtemp(prefix="tandem-etcd-", dir=place))
+            folder = Path(tempfile.mkdtemp(prefix=f"tandem-{purpose}-", dir=place))
             if len(os.fsencode(folder)) + 1 + longest_name <= MAX_SOCKET_PATH_BYTES:
                 return folder
             folder.rmdir()
     raise ServiceError(
-        f"etcd: no folder for its socket, whose path has at most {MAX_SOCKET_PATH_BYTES} bytes: "
-        f"TMPDIR, {tempfile.gettempdir()}, is too long, and none of {', '.join(SHORT_PLACES)} can "
-        "be written to; set TMPDIR to a shorter path"
+        f"{purpose}: no folder for its socket, whose path has at most {MAX_SOCKET_PATH_BYTES} "
+        f"bytes: TMPDIR, {tempfile.gettempdir()}, is too long, and none of "
+        f"{', '.join(SHORT_PLACES)} can be written to; set TMPDIR to a shorter path"
     )
 
 

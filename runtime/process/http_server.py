@@ -66,28 +66,15 @@ class HttpServer:
 
     def bind(self) -> None:
         """Listen; connections wait for `serve`. Raise ConfigError when the port is taken."""
-        listener = self._new_listener() if self._listen_fd is None else _inherited(self._listen_fd)
+        if self._listen_fd is None:
+            listener = listen(self._host, self.port, self._param)
+        else:
+            listener = _inherited(self._listen_fd)
         # Accepted connections inherit it.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.setblocking(False)
         self.port = int(listener.getsockname()[1])
         self._listener = listener
-
-    def _new_listener(self) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((self._host, self.port))
-            listener.listen(_BACKLOG)  # here, because a port that is taken may show only now
-        except OSError as error:
-            listener.close()
-            raise ConfigError(
-                f"{self._param}: cannot listen on {self._host}:{self.port}: {error.strerror}; "
-                "choose another port, or 0 for a free one",
-                param=self._param,
-            ) from error
-        return listener
 
     @property
     def address(self) -> str:
@@ -128,6 +115,24 @@ class HttpServer:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
+
+
+def listen(host: str, port: int, param: str) -> socket.socket:
+    """Return a socket that listens; `param` is the port's key. Raise ConfigError if it is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)  # here, because a port that is taken may show only now
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"{param}: cannot listen on {host}:{port}: {error.strerror}; "
+            "choose another port, or 0 for a free one",
+            param=param,
+        ) from error
+    return listener
 
 
 def _inherited(fd: int) -> socket.socket:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tandem.launch.serve.serve_supervisor import until_known
+from tandem.launch.serve.known import until_known
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.plane.server import RequestServer, Responder

@@ -177,7 +177,7 @@ def test_without_a_short_place_the_limit_is_named_before_etcd_starts(
     monkeypatch.setattr(local_servers, "SHORT_PLACES", ("/nowhere",))
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     try:
-        sockets = local_servers._folder_of_sockets(len("client:1"))
+        sockets = local_servers.folder_of_sockets("etcd", len("client:1"))
     except ServiceError as error:
         assert "at most 107 bytes" in error.message
         assert list(folder.iterdir()) == []
