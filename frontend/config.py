@@ -163,6 +163,12 @@ class FrontendConfig(BaseModel):
     max_stored_response_bytes: int = Field(
         64 * 1024 * 1024, ge=0, description="most memory of these responses (bytes)"
     )
+    share_responses: bool = Field(
+        False,
+        description="show, continue and delete the stored responses of all frontends with this key "
+        "set, each asked of the one that has it; it listens on the request plane then, as workers "
+        "do (`runtime.host`, `runtime.port`)",
+    )
     request_timeout_s: float = Field(
         600.0, gt=0, description="longest time from a request's arrival to its last token (s)"
     )

@@ -12,7 +12,8 @@ from tandem.frontend.http.api import Call, Work, let_others_run
 from tandem.frontend.responses.items import Conversation, Item, Placed, Reading
 from tandem.frontend.responses.objects import new_response
 from tandem.frontend.responses.requests import SCHEMA, ResponsesRequest, parse
-from tandem.frontend.responses.store import ResponseStore, Stored
+from tandem.frontend.responses.shared import SharedResponses
+from tandem.frontend.responses.store import Stored
 from tandem.frontend.responses.tools import Tools, read_all
 from tandem.frontend.responses.writer import ResponseWriter
 from tandem.frontend.shapes.chat_shape import ChatShape
@@ -30,7 +31,7 @@ class ResponsesApi:
 
     errors = OpenAIErrors()
 
-    def __init__(self, generations: Generations, store: ResponseStore, max_bytes: int) -> None:
+    def __init__(self, generations: Generations, store: SharedResponses, max_bytes: int) -> None:
         self._max_bytes = max_bytes  # of a conversation
         self._generations = generations
         self._chat = ChatShape(generations)
@@ -46,7 +47,7 @@ class ResponsesApi:
         )
         items = request.inputs(reading)
         tools = read_all(request.tools, request.tool_choice, call.ignored)
-        history = self._store.conversation(
+        history = await self._store.conversation(
             request.previous_response_id, call.owner, self._max_bytes, sees=images is not None
         )
         await let_others_run(len(raw))
@@ -59,7 +60,7 @@ class ResponsesApi:
         self, request: ResponsesRequest, tools: Tools, items: list[Item], call: Call
     ) -> ResponseWriter:
         is_stored = request.store is not False and self._store.is_on
-        response_id = f"resp_{call.context.id}"
+        response_id = self._store.new_id(call.context.id)
 
         def keep(body: bytes) -> None:
             if is_stored:

@@ -5,9 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tandem.frontend.bodies.ignored import Ignored
-from tandem.frontend.responses.items import Item, Reading
-from tandem.runtime.errors import InvalidRequestError, NotFoundError
+from tandem.runtime.errors import NotFoundError
 from tandem.runtime.printable import short
 
 _ENTRY_BYTES = 1024  # of an entry beside its JSON
@@ -32,6 +30,11 @@ class _Output(msgspec.Struct):
 
 
 _decode_output = msgspec.json.Decoder(_Output).decode
+
+
+def output_of(stored: Stored) -> msgspec.Raw:
+    """Return the JSON of a response's output items."""
+    return _decode_output(stored.body).output
 
 
 class _Shelf:
@@ -105,29 +108,3 @@ class ResponseStore:
         shelf.drop(response_id)
         if not shelf.stored:
             del self._shelves[owner]
-
-    def conversation(
-        self, response_id: str | None, owner: str, max_bytes: int, *, sees: bool = False
-    ) -> list[Item]:
-        """Return all items up to the end of a response, for a model that `sees` images or not.
-
-        Raises NotFoundError, and InvalidRequestError for more bytes than a body may have.
-        """
-        turns: list[Stored] = []
-        num_bytes = 0
-        while response_id is not None:
-            turns.append(self.get(response_id, owner, "previous_response_id"))
-            response_id = turns[-1].previous
-            num_bytes += turns[-1].num_bytes
-            if num_bytes > max_bytes:
-                raise InvalidRequestError(
-                    f"the responses up to `previous_response_id` have over {max_bytes} bytes",
-                    param="previous_response_id",
-                )
-        items: list[Item] = []
-        reading = Reading(Ignored(), sees=sees)
-        for turn in reversed(turns):
-            given = reading.items(turn.inputs, "input", are_past=True)
-            answer = reading.items(_decode_output(turn.body).output, "output")
-            items += [item for _, item in given + answer]
-        return items

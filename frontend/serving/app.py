@@ -28,6 +28,7 @@ from tandem.frontend.http.open_bodies import BodyShare
 from tandem.frontend.openai.api import OpenAIApi
 from tandem.frontend.openai.tokenize import DetokenizeApi, TokenizeApi
 from tandem.frontend.responses.api import ResponsesApi
+from tandem.frontend.responses.shared import SharedResponses
 from tandem.frontend.responses.store import ResponseStore
 from tandem.frontend.serving.operations import Operations
 from tandem.frontend.shapes.generations import Generations
@@ -115,8 +116,8 @@ class RequestHandler:
         self._deps = deps
         generations = Generations(deps)
         config = deps.config
-        self.responses = ResponseStore(
-            config.max_stored_responses, config.max_stored_response_bytes
+        self.responses = SharedResponses(
+            ResponseStore(config.max_stored_responses, config.max_stored_response_bytes)
         )
         self.apis: Mapping[str, Api] = {
             "/v1/chat/completions": OpenAIApi(ChatRequest, "chat", generations),

@@ -15,7 +15,7 @@ from tandem.frontend.catalog.catalog import Catalog, ServedModel
 from tandem.frontend.catalog.scrape_targets import ScrapeTargets
 from tandem.frontend.chat.responses import ModelList, ModelObject
 from tandem.frontend.errors import BodyError, error_body, http_error_body
-from tandem.frontend.responses.store import ResponseStore
+from tandem.frontend.responses.shared import SharedResponses
 from tandem.frontend.telemetry.metrics import FrontendMetrics
 from tandem.frontend.ui.pages import Pages
 from tandem.runtime.errors import (
@@ -39,7 +39,7 @@ class Operations(Starlette):
         catalog: Catalog,
         metrics: FrontendMetrics,
         targets: ScrapeTargets,
-        responses: ResponseStore,
+        responses: SharedResponses,
         is_draining: Callable[[], bool],
         ui: Pages,
     ) -> None:
@@ -110,11 +110,12 @@ class Operations(Starlette):
     async def _show_response(self, request: Request) -> Response:
         if request.query_params.get("stream", "false").lower() != "false":
             raise unsupported("stream")
-        return _json(self._responses.get(request.path_params["id"], _owner(request)).body)
+        stored = await self._responses.get(request.path_params["id"], _owner(request))
+        return _json(stored.body)
 
     async def _delete_response(self, request: Request) -> Response:
         response_id = request.path_params["id"]
-        self._responses.delete(response_id, _owner(request))
+        await self._responses.delete(response_id, _owner(request))
         deleted = {"id": response_id, "object": "response", "deleted": True}
         return _json(msgspec.json.encode(deleted))
 

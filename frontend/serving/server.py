@@ -119,6 +119,8 @@ class FrontendServer:
         await self.catalog.start()
         await self._targets.start()
         await self._worker_events.start()
+        if self._config.share_responses:
+            await self.handler.responses.share(self._node)
         self._http.serve()
         for watched in self._watched:
             watched.start()
@@ -147,6 +149,7 @@ class FrontendServer:
             await watched.close()
         await self.collector.close()
         await self._http.close()
+        await self.handler.responses.close()
         await self._worker_events.close()
         await self._targets.close()
         await self.catalog.close()

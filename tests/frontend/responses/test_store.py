@@ -5,6 +5,7 @@ import random
 import pytest
 
 from tandem.frontend.responses.items import Message
+from tandem.frontend.responses.shared import SharedResponses
 from tandem.frontend.responses.store import ResponseStore, Stored
 from tandem.runtime.errors import InvalidRequestError, NotFoundError
 
@@ -90,7 +91,7 @@ def test_a_flood_of_one_owner_leaves_the_others_theirs() -> None:
         store.get("a1000", "alice")
 
 
-def test_a_response_is_its_owners_alone() -> None:
+async def test_a_response_is_its_owners_alone() -> None:
     store = ResponseStore(10, 100_000)
     store.put("a", stored("a", owner="alice"))
     for owner in ("", "bob"):
@@ -99,18 +100,18 @@ def test_a_response_is_its_owners_alone() -> None:
         with pytest.raises(NotFoundError):
             store.delete("a", owner)
         with pytest.raises(NotFoundError):
-            store.conversation("a", owner, 9000)
+            await SharedResponses(store).conversation("a", owner, 9000)
     assert store.get("a", "alice")
 
 
-def test_a_conversation_is_read_from_its_beginning() -> None:
+async def test_a_conversation_is_read_from_its_beginning() -> None:
     store = ResponseStore(10, 100_000)
     store.put("a", stored("1"))
     store.put("b", stored("2", previous="a"))
-    contents = [
-        each.content for each in store.conversation("b", "", 9000) if isinstance(each, Message)
-    ]
+    shared = SharedResponses(store)
+    items = await shared.conversation("b", "", 9000)
+    contents = [each.content for each in items if isinstance(each, Message)]
     assert contents == ["1", "re: 1", "2", "re: 2"]
-    assert store.conversation(None, "", 9000) == []
+    assert await shared.conversation(None, "", 9000) == []
     with pytest.raises(InvalidRequestError, match="over 2000 bytes"):
-        store.conversation("b", "", 2000)
+        await shared.conversation("b", "", 2000)
