@@ -53,6 +53,11 @@ class FrontendConfig(BaseModel):
         description="inherited file descriptor of a socket that listens, in place of `host` and "
         "`port`: processes that share it follow one another without a refused connection",
     )
+    share_limits: bool = Field(
+        False,
+        description="the limits of an API key are for all frontends with this key set together: "
+        "each tells the others ten times a second, over NATS, what it has spent",
+    )
     tls_cert_file: str | None = Field(
         None, description="certificate of the HTTP server (PEM, with its chain); null: no TLS"
     )

@@ -5,7 +5,7 @@ The live page has a key of its own then.
 
 import hmac
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from tandem.frontend.access.browsers import new_guard
 from tandem.frontend.access.keys import ApiKey, Scope, digest_of, read_keys
@@ -40,6 +40,11 @@ class Access:
         self._is_for_page = not config.asks_for_keys
         self._clients: dict[bytes, Client] = {}  # by the key's hash
         self.reload()
+
+    @property
+    def clients(self) -> Collection[Client]:
+        """The holders of the keys that are valid now."""
+        return self._clients.values()
 
     @property
     def files(self) -> list[str]:

@@ -1,5 +1,6 @@
 """The limits of one API key at this frontend, as buckets that fill with time."""
 
+import itertools
 import time
 
 from tandem.frontend.access.keys import ApiKey
@@ -12,6 +13,7 @@ LIMIT_HEADERS = [
     for fact in ("limit", "remaining", "reset")
 ]
 _MINUTE_S = 60.0
+_serials = itertools.count()
 
 
 class Bucket:
@@ -19,6 +21,7 @@ class Bucket:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.num_spent = 0.0  # of it here, since its begin
         self._level = float(limit)
         self._at_s = time.perf_counter()
 
@@ -38,7 +41,16 @@ class Bucket:
 
     def take(self, amount: float) -> None:
         """Take an amount away, which may leave a debt; a negative one is given back."""
+        self.lower(amount)
+        self.num_spent += amount
+
+    def lower(self, amount: float) -> None:
+        """Take away what was spent elsewhere."""
         self._level = self.level - amount
+
+    def lower_to(self, level: float) -> None:
+        """Have at most `level`."""
+        self._level = min(self.level, level)
 
 
 class Charge:
@@ -63,30 +75,37 @@ class Client:
 
     def __init__(self, key: ApiKey) -> None:
         self.key = key
-        self._requests = _bucket(key.requests_per_minute)
-        self._tokens = _bucket(key.tokens_per_minute)
+        self.serial = next(_serials)  # of its counts
+        self.requests = _bucket(key.requests_per_minute)
+        self.tokens = _bucket(key.tokens_per_minute)
+
+    @property
+    def is_full(self) -> bool:
+        """True where nothing of a limit is spent, and without limits."""
+        buckets = (self.requests, self.tokens)
+        return all(each is None or each.level == each.limit for each in buckets)
 
     def admit(self) -> None:
         """Count a request. Raises RateLimitError while there is no room for one."""
-        if self._tokens is not None:
-            self._check(self._tokens, 1, "tokens")
-        if self._requests is not None:
-            self._check(self._requests, 1, "requests")
-            self._requests.take(1)
+        if self.tokens is not None:
+            self._check(self.tokens, 1, "tokens")
+        if self.requests is not None:
+            self._check(self.requests, 1, "requests")
+            self.requests.take(1)
 
     def charge(self, num_prompt: int, num_held: int) -> Charge:
         """Take a prompt's tokens and the most that its answer may have, or 0 for any number.
 
         Raises RateLimitError without room.
         """
-        if self._tokens is not None:
-            self._check(self._tokens, num_prompt + num_held, "tokens")
-        return Charge(self._tokens, num_prompt, num_held)
+        if self.tokens is not None:
+            self._check(self.tokens, num_prompt + num_held, "tokens")
+        return Charge(self.tokens, num_prompt, num_held)
 
     def headers(self) -> list[Header]:
         """Return the headers that tell of the limits."""
         headers = []
-        for kind, bucket in ((b"requests", self._requests), (b"tokens", self._tokens)):
+        for kind, bucket in ((b"requests", self.requests), (b"tokens", self.tokens)):
             if bucket is not None:
                 reset_s = bucket.wait_s(bucket.limit)
                 headers += [

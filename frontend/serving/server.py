@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 from tandem.frontend.access.access import Access
 from tandem.frontend.access.limits import LIMIT_HEADERS
 from tandem.frontend.access.room import Room
+from tandem.frontend.access.shared_limits import SharedLimits
 from tandem.frontend.catalog.catalog import Catalog
 from tandem.frontend.catalog.scrape_targets import ScrapeTargets
 from tandem.frontend.catalog.worker_events import WorkerEvents
@@ -73,6 +74,9 @@ class FrontendServer:
         if frontend.tls_cert_file is not None and frontend.tls_key_file is not None:
             check_pair(frontend.tls_cert_file, frontend.tls_key_file, "frontend")
         self.access = Access(frontend)
+        self._limits = SharedLimits(
+            node.events, namespace, node.instance_id, lambda: self.access.clients
+        )
         self.recent = Recent()
         self._trace = TraceFile(node.config.trace_file, "frontend", node.instance_id)
         deps = FrontendDeps(
@@ -119,6 +123,8 @@ class FrontendServer:
         await self.catalog.start()
         await self._targets.start()
         await self._worker_events.start()
+        if self._config.share_limits:
+            await self._limits.start()
         if self._config.share_responses:
             await self.handler.responses.share(self._node)
         self._http.serve()
@@ -150,6 +156,7 @@ class FrontendServer:
         await self.collector.close()
         await self._http.close()
         await self.handler.responses.close()
+        await self._limits.close()
         await self._worker_events.close()
         await self._targets.close()
         await self.catalog.close()

@@ -203,7 +203,7 @@ async def test_tokens_are_charged_however_a_request_ends(
     )
     async with Stack(config=config) as stack:
         (client,) = stack.server.access._clients.values()
-        assert client._tokens is not None
+        assert client.tokens is not None
         for stream, limit, num_tokens, path in itertools.product(
             (True, False),
             ({}, {"max_tokens": 8}),
@@ -214,7 +214,7 @@ async def test_tokens_are_charged_however_a_request_ends(
                 limit = {"max_tokens": 8}  # which it always has
             sent = asyncio.Event()
             stack.worker.script = ending(num_tokens, ENDS[end], sent)
-            before = client._tokens.level
+            before = client.tokens.level
             body = BODY | limit | {"stream": stream}
             asking = asyncio.create_task(stack.http.post(path, json=body, headers=bearer("alice")))
             if end == "left":
@@ -222,7 +222,7 @@ async def test_tokens_are_charged_however_a_request_ends(
                 asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
             await eventually(lambda: not stack.server.handler._contexts)
-            charged = before - client._tokens.level
+            charged = before - client.tokens.level
             case = (stream, limit, num_tokens, path)
             num_paid = 21 + num_tokens + (end == "stop")  # the token that stops is one, too
             is_ours = end in ("a bug", "lost") and num_tokens == 0
