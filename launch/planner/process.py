@@ -52,7 +52,7 @@ class PlannerProcess:
     def __init__(self, effective: EffectiveConfig) -> None:
         self._effective, config = effective, effective.config
         self._namespace = config.runtime.namespace
-        self.node = Node(config.runtime, component="planner", serves=False)
+        self.node = Node(config.runtime, component="planner", serves=False, has_probes=True)
         self._planners: dict[Deployment, RolePlanner] = {}
         self._shown: dict[Deployment, PlannedModel] = {}
         self._planning: asyncio.Task[None] | None = None

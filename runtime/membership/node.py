@@ -31,9 +31,9 @@ class Node:
     """Starts the parts of a process that join it to its cluster, and closes them in reverse.
 
     `progress` returns (steps done, busy) of the process's engine, for the heartbeats. A node that
-    `serves` listens on the request plane, for frames of at most `max_frame_bytes`, and, with
-    `runtime.metrics_port`, serves metrics and probes, ready while it has records; a frontend has an
-    HTTP server for all of that.
+    `serves` listens on the request plane, for frames of at most `max_frame_bytes`. With
+    `runtime.metrics_port` such a node, and one that `has_probes`, serves metrics and probes, ready
+    while it has records; a frontend has an HTTP server for all of that.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class Node:
         model: str = "",
         progress: Progress | None = None,
         serves: bool = True,
+        has_probes: bool = False,
         max_frame_bytes: int = MAX_FRAME_BYTES,
         instance_id: str = "",
     ) -> None:
@@ -64,6 +65,7 @@ class Node:
         )
         self.client = RequestClient(config, self.instance_id, progress=progress)
         self._serves = serves
+        self._has_probes = serves or has_probes
         self._records: list[str] = []
         self._stack = AsyncExitStack()
 
@@ -71,7 +73,7 @@ class Node:
         """Start every part. Raise ServiceError naming the address that cannot be reached."""
         stack = self._stack
         await stack.enter_async_context(traced(self.component, self.instance_id))
-        if self._serves and self.config.metrics_port is not None:
+        if self._has_probes and self.config.metrics_port is not None:
             stack.callback(self._serve_metrics(self.config.metrics_port))
         stack.push_async_callback(self.client.close)
         stack.push_async_callback(self.nats.close)

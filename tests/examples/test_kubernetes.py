@@ -124,13 +124,11 @@ def test_config_ports_and_probes_are_the_product_s(
         expected = {
             "frontend": {"http": config.frontend.port},
             "worker": {"requests": runtime.port, "metrics": runtime.metrics_port},
-            "planner": {},
+            "planner": {"metrics": runtime.metrics_port},
         }[kind]
         assert ports == expected
         probes = [container[key] for key in container if key.endswith("Probe")]
-        assert {each["httpGet"]["path"] for each in probes} == (
-            {"/live", "/health"} if kind != "planner" else set()
-        )
+        assert {each["httpGet"]["path"] for each in probes} == {"/live", "/health"}
         scheme = config.frontend.scheme.upper() if kind == "frontend" else "HTTP"
         assert all(each["httpGet"]["scheme"] == scheme for each in probes)
         mounts = [each["mountPath"] for each in container["volumeMounts"]]

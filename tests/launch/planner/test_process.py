@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import httpx
+
 from tandem.config.model import EffectiveConfig
 from tandem.launch.cluster.planner_report import PlannerReport, decode_report, planner_prefix
 from tandem.launch.cluster.status import read_cluster
@@ -80,6 +82,8 @@ class ReportingWorker:
 def effective_of(runtime: RuntimeConfig, mode: str = "advise") -> EffectiveConfig:
     token = runtime.cluster_token
     flags = [f"--runtime.cluster_token={token.get_secret_value()}"] if token else []
+    if runtime.metrics_port is not None:
+        flags.append(f"--runtime.metrics_port={runtime.metrics_port}")
     return config_of(
         f"--runtime.nats_url={runtime.nats_url}",
         f"--runtime.etcd_endpoints={runtime.etcd_endpoints}",
@@ -133,6 +137,20 @@ async def test_by_default_it_only_says_what_it_would_do(runtime_config: RuntimeC
         [line] = status.planners[0].lines
         assert line.startswith("planner (advise), m: 1 prefill workers are")
         assert not any(worker.changes for worker in workers)
+
+
+async def test_its_probe_is_ready_while_it_plans(runtime_config: RuntimeConfig) -> None:
+    at_a_port = runtime_config.model_copy(update={"metrics_port": 0})
+    planner = PlannerProcess(effective_of(at_a_port))
+    try:
+        await planner.startup()
+        async with httpx.AsyncClient(base_url=f"http://{planner.node.metrics_address}") as http:
+            assert (await http.get("/live")).status_code == 200
+            assert (await http.get("/health")).status_code == 200
+            await planner.node.withdraw()
+            assert (await http.get("/health")).status_code == 503
+    finally:
+        await planner.stop()
 
 
 async def test_it_moves_roles_once_it_may(runtime_config: RuntimeConfig) -> None:
