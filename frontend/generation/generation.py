@@ -209,12 +209,16 @@ class _ChoiceSequence:
         deps: FrontendDeps,
     ) -> None:
         self._run = run
+        self._text = run.text
         self._answer, self._plan = answer, answer.plan
         self._writer = writer
         self._exchange = exchange
         self._metrics = deps.metrics
         self._recent = deps.recent
         self._gaps = deps.metrics.inter_token_latency.labels(answer.plan.head.model)
+        self._body = b""  # of the stream, to be sent before anything else
+        self._is_given_up = False  # by its worker
+        self._timeline_ms: dict[str, float] | None = None  # on the last delta
 
     @property
     def num_generated(self) -> int:
@@ -262,36 +266,52 @@ class _ChoiceSequence:
 
     async def _take_all(self, stream: ResponseStream) -> None:
         """Pass deltas on until the choice ends: all that have arrived, in one write."""
-        run, writer, send = self._run, self._writer, self._exchange.send
-        text, generated = run.text, run.generated
+        run, text, exchange = self._run, self._text, self._exchange
         deltas = list(map(_decode_delta, await stream.take()))
-        begin = await self._begin(deltas[0])
-        while True:
-            num_tokens = text.num_tokens
-            for delta in deltas:
-                generated += delta.token_ids
-                if delta.prefill is not None and run.failover.num_migrations == 0:
-                    run.report = delta.prefill  # again where a handoff failed after its first token
-            was_given_up = deltas[-1].finish_reason == "cancelled"
-            if was_given_up:
-                deltas[-1] = msgspec.structs.replace(deltas[-1], finish_reason=None)
-            body = writer.take(run, deltas)
-            if num_tokens:
-                self._observe_gap(text.num_tokens - num_tokens)
-            else:
-                body, begin = begin + body, b""
-            if text.finish_reason is not None:
-                break
-            if body or (num_tokens == 0 and self._exchange.is_started):  # the head goes with it
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-            if was_given_up:
+        self._body, self._is_given_up = await self._begin(deltas[0]), False
+        self._take(deltas)
+        while text.finish_reason is None:
+            if exchange.is_started:  # the head goes with the first write
+                await exchange.write(self._body)
+                self._body = b""
+            if self._is_given_up:
                 raise IncompleteError("the worker canceled the sequence")
-            deltas = list(map(_decode_delta, await stream.take()))
+            await stream.pass_on(self._pass_on)
         if run.failover.num_migrations == 0:
-            run.timeline_ms = deltas[-1].timeline_ms
+            run.timeline_ms = self._timeline_ms
         if run.timeline_ms is not None and run.report is not None:
             self._recent.ended(run.instance_id, run.report, run.timeline_ms)
-        await self._end(body)
+        await self._end(self._body)
+
+    def _pass_on(self, items: list[bytes]) -> bool:
+        """Take deltas and send their bytes. False where the request's task has to go on."""
+        self._take([_decode_delta(item) for item in items])
+        if self._text.finish_reason is not None or self._is_given_up:
+            return False
+        if self._body:
+            if not self._exchange.write_now(self._body):
+                return False
+            self._body = b""
+        return True
+
+    def _take(self, deltas: list[TokenDelta]) -> None:
+        """Take deltas, and add their bytes to those to send."""
+        run, text = self._run, self._text
+        num_tokens = text.num_tokens
+        for delta in deltas:
+            run.generated += delta.token_ids
+            if delta.prefill is not None and run.failover.num_migrations == 0:
+                run.report = delta.prefill  # again where a handoff failed after its first token
+        if delta.finish_reason is not None:
+            self._timeline_ms = delta.timeline_ms
+            if delta.finish_reason == "cancelled":
+                self._is_given_up = True
+                deltas[-1] = msgspec.structs.replace(delta, finish_reason=None)
+        self._body += self._writer.take(run, deltas)
+        if num_tokens and (num_new := text.num_tokens - num_tokens):
+            now = time.perf_counter()
+            self._gaps.observe((now - run.last_token_s) / num_new, num_new)
+            run.last_token_s = now
 
     async def _end(self, body: bytes) -> None:
         """End the choice after `body`, which is not sent yet; the last one ends the response."""
@@ -331,13 +351,6 @@ class _ChoiceSequence:
         if self._plan.body.stream and not self._exchange.has_events:
             await self._exchange.start_stream(self._answer.headers(run, self._exchange))
         return await self._writer.begin(run)
-
-    def _observe_gap(self, num_tokens: int) -> None:
-        if num_tokens == 0:
-            return
-        now = time.perf_counter()
-        self._gaps.observe((now - self._run.last_token_s) / num_tokens, num_tokens)
-        self._run.last_token_s = now
 
 
 def _checked(delta: TokenDelta, choice: Choice) -> PromptLogprobs | None:

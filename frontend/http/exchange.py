@@ -47,6 +47,9 @@ class Connection(Protocol):
     def when_gone(self, callback: Callable[[], object]) -> None:
         """Call `callback` if the client leaves before the response is over; now if it has left."""
 
+    def write_now(self, body: bytes) -> bool:
+        """Write bytes of the present stream. False, without an effect, if that has to wait."""
+
 
 class ErrorShape(Protocol):
     """Errors as the clients of one API read them."""
@@ -204,6 +207,10 @@ class Exchange:
     async def write(self, body: bytes) -> None:
         """Send bytes of the stream."""
         await self.send({"type": "http.response.body", "body": body, "more_body": True})
+
+    def write_now(self, body: bytes) -> bool:
+        """Send bytes of the stream. False, without an effect, where `write` would wait."""
+        return self._connection.write_now(body)
 
     async def end_stream(self, body: bytes) -> None:
         """Send the stream's last bytes."""

@@ -46,6 +46,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._refusal = (400, "the request is not HTTP/1")
         self._on_gone: Callable[[], object] | None = None
         self._answered: RequestResponseCycle | None = None  # the present one; others may wait
+        self._response: DirectResponse | None = None  # its response; None for HEAD
 
     def take_body(self) -> bytes | None:
         """Return the body of the present request; None if some of it has to be waited for."""
@@ -63,6 +64,10 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         self._on_gone = callback
         self.flow.resume_reading()  # paused by a large body; the client's end is read too
+
+    def write_now(self, body: bytes) -> bool:
+        """Write bytes of the present response. False, without an effect, if that has to wait."""
+        return self._response is not None and self._response.write_now(body)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -142,8 +147,9 @@ class LimitedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         cycle.scope[CONNECTION] = self  # type: ignore[literal-required]
         self._answered = cycle
+        self._response = None
         if cycle.scope["method"] != "HEAD":
-            app = DirectResponse(app, cycle)
+            app = self._response = DirectResponse(app, cycle)
         super()._start_asgi_task(cycle, app)
 
     def _refuse(self, status: int, message: str) -> NoReturn:

@@ -37,8 +37,9 @@ class ClientConnection(PlaneConnection):
         self._streams: dict[int, ResponseStream] = {}
         self._num_opened = 0
         # Asyncio's own way to the loop asks the system for the process's id each time.
-        self.new_future: Callable[[], asyncio.Future[None]] = self._loop.create_future
+        self.new_future: Callable[[], asyncio.Future[bool]] = self._loop.create_future
         self.handshake = self.new_future()
+        self.to_pass_on: list[ResponseStream] = []  # streams with items of the present read
         self._when_lost: Callable[[], None] = lambda: None
 
     def handshake_over(self, send: Callable[[bytes], None]) -> Handshake:
@@ -46,7 +47,7 @@ class ClientConnection(PlaneConnection):
 
     def on_ready(self) -> None:
         if not self.handshake.done():
-            self.handshake.set_result(None)
+            self.handshake.set_result(True)
 
     def when_lost(self, callback: Callable[[], None]) -> None:
         """Call `callback` once the connection is over, now if it is."""
@@ -109,6 +110,11 @@ class ClientConnection(PlaneConnection):
             stream = streams.pop(failure.stream_id, None)
             if stream is not None:
                 stream.finish(_as_error(failure))
+
+    def on_read(self) -> None:
+        streams, self.to_pass_on = self.to_pass_on, []
+        for stream in streams:
+            stream.pass_on_now()
 
     def on_lost(self, error: TandemError) -> None:
         if not self.handshake.done():

@@ -81,6 +81,9 @@ class PlaneConnection(asyncio.Protocol, ABC):
     def on_frame(self, frame: Frame) -> None:
         """Handle any frame but Hello and Heartbeat."""
 
+    def on_read(self) -> None:
+        """Handle the end of a read, after its frames."""
+
     def on_ready(self) -> None:
         """Handle the end of the handshake."""
 
@@ -182,6 +185,7 @@ class PlaneConnection(asyncio.Protocol, ABC):
             if reader is not None and data:
                 for frame in reader.feed(data):
                     self._on_any_frame(frame)
+                self.on_read()
                 if reader.unfinished or self.num_unfinished_bytes:
                     self.hold_unfinished(0 if self._error else len(reader.unfinished))
         except ProtocolError as error:

@@ -26,7 +26,7 @@ class ResponseStream:
 
     __slots__ = (
         "_connection", "_context", "_error", "_is_done", "_items", "_num_consumed",
-        "_stop_listening", "_stream_id", "_waiter",
+        "_stop_listening", "_stream_id", "_take", "_waiter",
     )  # fmt: skip
 
     def __init__(self, connection: "ClientConnection", stream_id: int, context: RequestContext):
@@ -35,7 +35,8 @@ class ResponseStream:
         self._context = context
         self._items: deque[bytes] = deque()
         self._num_consumed = 0
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[bool] | None = None
+        self._take: Callable[[list[bytes]], bool] | None = None  # while `pass_on` waits
         self._is_done = False
         self._error: TandemError | None = None
         self._stop_listening: Callable[[], None] = lambda: None
@@ -56,7 +57,35 @@ class ResponseStream:
             await self._more()
         return self.ready()
 
-    def _more(self) -> asyncio.Future[None]:
+    async def pass_on(self, take: Callable[[list[bytes]], bool]) -> None:
+        """Call `take` with all items that have arrived, as often as some arrive, until it is False.
+
+        The calls come from the connection, without a turn of the reader's task. Raise the error of
+        `take`, and the end as iteration does.
+        """
+        while True:
+            if self._items and not take(self.ready()):
+                return
+            more = self._more()
+            self._take = take
+            try:
+                if not await more:
+                    return
+            finally:
+                self._take = None
+
+    def pass_on_now(self) -> None:
+        """Call the function of `pass_on`, if there is one, with the items that have arrived."""
+        take, waiter = self._take, self._waiter
+        if take is None or waiter is None or waiter.done() or not self._items:
+            return
+        try:
+            if not take(self.ready()):
+                waiter.set_result(False)
+        except Exception as error:
+            waiter.set_exception(error)
+
+    def _more(self) -> asyncio.Future[bool]:
         """Return a future of the next item or the end. Raise the end if it is there."""
         if self._is_done:
             raise self._error or StopAsyncIteration
@@ -119,9 +148,13 @@ class ResponseStream:
     def deliver(self, payload: bytes) -> None:
         """Take one more item from the connection."""
         self._items.append(payload)
+        if self._take is not None:
+            if len(self._items) == 1:
+                self._connection.to_pass_on.append(self)
+            return
         waiter = self._waiter
         if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+            waiter.set_result(True)
 
     def finish(self, error: TandemError | None) -> None:
         """End the stream, called by the connection; `error` is raised after the items."""
@@ -131,4 +164,4 @@ class ResponseStream:
         self._error = error
         self._stop_listening()
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+            self._waiter.set_result(True)

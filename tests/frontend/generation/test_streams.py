@@ -13,7 +13,7 @@ from tandem.runtime.errors import (
     UnavailableError,
 )
 from tandem.runtime.plane.server import Responder
-from tandem.runtime.wire.messages import GenerateRequest, TokenDelta
+from tandem.runtime.wire.messages import GenerateRequest, TokenDelta, encode
 from tests.frontend.frontend_stack import (
     ANSWER,
     MODEL,
@@ -45,6 +45,31 @@ async def test_a_client_that_leaves_a_stream_cancels_its_worker(stack: Stack) ->
     await eventually(lambda: not stack.worker.server.running)
     await eventually(lambda: 'status="499"' in stack.metrics())
     assert 'tandem_frontend_inflight_requests{model="test/model"} 0.0' in stack.metrics()
+
+
+async def test_a_client_that_does_not_read_holds_its_worker_up_and_loses_nothing(
+    stack: Stack,
+) -> None:
+    delta = encode(TokenDelta(token_ids("<added word>") * 500))
+    num_deltas = 3000  # 18 MB, more than the sockets hold
+    has_waited = False
+
+    async def many(
+        _request: GenerateRequest, _context: RequestContext, responder: Responder
+    ) -> None:
+        nonlocal has_waited
+        for _ in range(num_deltas):
+            if not responder.has_room:
+                has_waited = True
+                await responder.drain()
+            responder.send(delta)
+        responder.send(encode(TokenDelta([], "length")))
+
+    stack.worker.script = many
+    async with stack.http.stream("POST", "/v1/chat/completions", json=CHAT) as response:
+        await eventually(lambda: has_waited)
+        await response.aread()
+        assert text_of(response) == "<added word>" * 500 * num_deltas
 
 
 async def test_a_client_that_leaves_before_the_answer_cancels_its_worker(stack: Stack) -> None:

@@ -192,6 +192,25 @@ async def test_the_head_of_a_stream_goes_out_with_its_first_event() -> None:
     assert last == b"3\r\ntwo\r\n0\r\n\r\n"
 
 
+async def test_an_event_is_written_at_once_unless_it_has_to_wait() -> None:
+    cycle = new_cycle()
+
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        assert not response.write_now(b"before the head")
+        await send({"type": "http.response.body", "body": b"one", "more_body": True})
+        assert response.write_now(b"two")
+        cycle.flow.write_paused = True
+        assert not response.write_now(b"too much")
+        cycle.disconnected = True
+        assert response.write_now(b"to nobody")
+
+    response = DirectResponse(app, cycle)
+    await response({}, Mock(), Mock())
+    _, second = (call.args[0] for call in cycle.transport.write.call_args_list)
+    assert second == b"3\r\ntwo\r\n"
+
+
 async def test_bodies_that_do_not_end_leave_room_for_small_requests() -> None:
     config = FrontendConfig(port=0, max_open_body_bytes=100_000, body_timeout_s=60)
     async with Stack(config=config) as stack:
