@@ -1,7 +1,6 @@
 """The calling side's end of one stream of the request plane."""
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -33,7 +32,7 @@ class ResponseStream:
         self._connection = connection
         self._stream_id = stream_id
         self._context = context
-        self._items: deque[bytes] = deque()
+        self._items: list[bytes] = []  # at most a window
         self._num_consumed = 0
         self._waiter: asyncio.Future[bool] | None = None
         self._take: Callable[[list[bytes]], bool] | None = None  # while `pass_on` waits
@@ -47,7 +46,7 @@ class ResponseStream:
     async def __anext__(self) -> bytes:
         while not self._items:
             await self._more()
-        item = self._items.popleft()
+        item = self._items.pop(0)
         self._consume(1)
         return item
 
@@ -96,8 +95,7 @@ class ResponseStream:
 
     def ready(self) -> list[bytes]:
         """Return all items that have arrived, without waiting; empty when none has."""
-        items = list(self._items)
-        self._items.clear()
+        items, self._items = self._items, []
         if items:
             self._consume(len(items))
         return items
@@ -151,10 +149,8 @@ class ResponseStream:
         if self._take is not None:
             if len(self._items) == 1:
                 self._connection.to_pass_on.append(self)
-            return
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(True)
+        elif self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(True)
 
     def finish(self, error: TandemError | None) -> None:
         """End the stream, called by the connection; `error` is raised after the items."""
