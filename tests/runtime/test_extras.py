@@ -1,6 +1,8 @@
 """Optional packages, whose commands work while Tandem itself is on no registry."""
 
 import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -36,3 +38,12 @@ def test_no_page_and_no_message_installs_tandem_by_its_bare_name() -> None:
         )
     ]
     assert found == []
+
+
+def test_a_process_loads_no_websockets_of_nats_and_may_load_aiohttp_itself() -> None:
+    code = (
+        "import sys, tandem.launch.cli.main, tandem.frontend.serving.server\n"
+        "assert 'nats.aio.transport' in sys.modules and 'aiohttp' not in sys.modules\n"
+        "import aiohttp"
+    )
+    subprocess.run([sys.executable, "-c", code], timeout=100, check=True)
