@@ -18,12 +18,15 @@ from tandem.bench.report.options import option, parse
 from tandem.bench.report.program import in_rounds, run_program
 from tandem.bench.stack.near_zero import SHAPE, write_near_zero_model
 from tandem.bench.stack.served_stack import ServedStack, served
+from tandem.emulation.profile import Profile
 from tandem.runtime.errors import ServiceError
 
 MODULE = "tandem.bench.stack"
 NUM_SHORT_CONNECTIONS = 32
 NUM_STREAMS = 64
 STREAM_TOKENS = 256
+NUM_PACED = 100
+PACED_STEP_S = 0.05
 
 
 FIGURES = (
@@ -39,6 +42,12 @@ FIGURES = (
     Figure("streamed_tokens_per_s", f"streamed tokens, {NUM_STREAMS} streams", "1/s"),
     Figure("frontend_us_per_token", "frontend CPU per streamed token", "us", target=at_most(10.0)),
     Figure("frontend_us_per_event", "frontend CPU per streamed chunk", "us"),
+    Figure(
+        "frontend_us_per_paced_event",
+        f"frontend CPU per event, {NUM_PACED} streams of a token each {PACED_STEP_S * 1e3:g} ms",
+        "us",
+        target=at_most(15.0),
+    ),
     Figure("decode_us_per_token", "decode worker CPU per streamed token", "us"),
     Figure("client_us_per_token", "load generator CPU per streamed token", "us"),
     Figure("tokens_per_event", "tokens per streamed chunk", ""),
@@ -59,6 +68,9 @@ HOW: Mapping[str, str] = {
     "disagg": "1 prefill and 1 decode worker, policy always_remote",
     "streams": f"{NUM_STREAMS} streams kept open, {STREAM_TOKENS} output tokens each; CPU time of "
     "the processes between the first request and the last byte, requests' own costs included",
+    "paced": f"{NUM_PACED} streams of {STREAM_TOKENS} tokens from an emulated device whose step "
+    f"takes {PACED_STEP_S * 1e3:g} ms, so that every token is an event; requests' own costs and "
+    "the idle frontend's included",
     "short": f"not streamed, 8 prompt tokens, 1 to 4 output tokens, {NUM_SHORT_CONNECTIONS} "
     "kept-alive connections",
     "rounds": "every round starts each topology anew, one at a time; medians of rounds are shown",
@@ -74,6 +86,7 @@ STREAMS = replace(
     input_tokens=16,
     output_tokens=STREAM_TOKENS,
 )
+PACED = replace(STREAMS, concurrency=NUM_PACED, num_requests=NUM_PACED)
 SHORT = replace(
     OPTIONS,
     concurrency=NUM_SHORT_CONNECTIONS,
@@ -97,10 +110,13 @@ class Measured:
         return self.cpu_s.get(role, 0.0) * 1e6 / max(count, 1)
 
 
-async def measure_load(stack: ServedStack, load: BenchOptions, label: str) -> Measured:
+async def measure_load(
+    stack: ServedStack, load: BenchOptions, label: str, num_warm_up: int | None = None
+) -> Measured:
     """Run a closed loop against a stack. Raises ServiceError when a request failed."""
     session = Session(load)
-    warm_up = replace(session.plan, num_requests=max(20, 2 * (load.concurrency or 1)))
+    num_warm_up = num_warm_up or max(20, 2 * (load.concurrency or 1))
+    warm_up = replace(session.plan, num_requests=num_warm_up)
     client = OpenAIClient(stack.url, timeout_s=60.0)
     try:
         body = await session.body(client)
@@ -153,6 +169,30 @@ def short_values(load: Measured) -> dict[str, float]:
     }
 
 
+def paced_values(load: Measured) -> dict[str, float]:
+    """Return the frontend's cost of an event that comes alone."""
+    return {"frontend_us_per_paced_event": stream_values(load)["frontend_us_per_event"]}
+
+
+def write_paced_profile(path: Path) -> Path:
+    """Write the profile of a device whose every step takes `PACED_STEP_S`; return `path`."""
+    profile = Profile(
+        step_s=PACED_STEP_S,
+        weights_s=1e-9,
+        token_s=1e-9,
+        position_s=0,
+        context_s=0,
+        row_s=0,
+        kv_bytes_per_token=1024,
+        kv_tokens=1_000_000,
+        link_bytes_per_s=1e10,
+        link_latency_s=1e-5,
+        max_position_embeddings=4096,
+    )
+    path.write_text(profile.model_dump_json())  # JSON is YAML
+    return path
+
+
 async def measure_round(model: Path, run_dir: Path) -> dict[str, float]:
     """Return the value of every figure: both topologies, one after the other."""
     values: dict[str, float] = {}
@@ -161,6 +201,11 @@ async def measure_round(model: Path, run_dir: Path) -> dict[str, float]:
         values |= latency_values("agg", await measure_load(stack, LATENCY, f"{name}/agg"))
         values |= stream_values(await measure_load(stack, STREAMS, f"{name}/streams"))
         values |= short_values(await measure_load(stack, SHORT, f"{name}/short"))
+    profile = write_paced_profile(run_dir / "paced.yaml")
+    flags = ["--emulate", str(profile)]
+    async with served(model, "aggregated", flags, run_dir / "paced") as stack:
+        found = await measure_load(stack, PACED, f"{name}/paced", num_warm_up=NUM_PACED // 5)
+        values |= paced_values(found)
     flags = ["--disagg.policy=always_remote"]
     async with served(model, "disagg-1p1d", flags, run_dir / "disagg") as stack:
         found = await measure_load(stack, LATENCY, f"{name}/disagg")

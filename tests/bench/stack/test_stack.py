@@ -10,10 +10,14 @@ from tandem.bench.stack.__main__ import (
     FIGURES,
     Measured,
     latency_values,
+    paced_values,
     short_values,
     stream_values,
+    write_paced_profile,
 )
 from tandem.bench.stack.near_zero import write_near_zero_model
+from tandem.emulation.profile import load_profile
+from tandem.engine.schedule.step_cost import StepWork
 
 
 def measured(num_requests: int, **cpu_s: float) -> Measured:
@@ -46,10 +50,17 @@ def test_a_round_has_a_value_for_every_figure() -> None:
         **latency_values("agg", one),
         **latency_values("disagg", one),
         **stream_values(one),
+        **paced_values(one),
         **short_values(one),
         "disagg_remote_share": 1.0,
     }
     assert values.keys() == {figure.name for figure in FIGURES}
+
+
+def test_every_step_of_the_paced_device_takes_as_long(tmp_path: Path) -> None:
+    profile = load_profile(str(write_paced_profile(tmp_path / "paced.yaml")))
+    for work, num_rows in ((StepWork(num_decodes=1), 1), (StepWork(num_prompt_tokens=2048), 100)):
+        assert profile.step_seconds(work, num_rows, 0) == pytest.approx(0.05, rel=1e-3)
 
 
 def test_the_near_zero_model_can_only_answer_in_plain_characters(tmp_path: Path) -> None:
