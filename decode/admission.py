@@ -194,9 +194,7 @@ def is_still_remote(
         left_ms = max(0.0, config.ttft_target_ms - waited_ms)
         config = config.model_copy(update={"ttft_target_ms": left_ms})
     without_it = dataclasses.replace(
-        side,
-        num_queued_jobs=max(0, side.num_queued_jobs - 1),
-        num_ticket_tokens=max(0, side.num_ticket_tokens - num_uncached_tokens),
+        side, num_ticket_tokens=max(0, side.num_ticket_tokens - num_uncached_tokens)
     )
     decision = decide(config, num_uncached_tokens, without_it, num_cached_tokens=num_cached_tokens)
     return decision.place == "remote" and decision.is_predicted
@@ -344,7 +342,6 @@ def _by_prediction(
         decision,
         place=place,
         cause=cause,
-        local_ms=local.first_token_s * 1e3,
         remote_ms=remote.first_token_s * 1e3,
         local_cost_ms=local.cost_s * 1e3,
         remote_cost_ms=remote.cost_s * 1e3,

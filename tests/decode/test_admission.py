@@ -11,14 +11,18 @@ from tandem.decode.admission import (
     PlacementCause,
     PrefillSide,
     decide,
+    given_up,
     gives_way,
     is_still_remote,
     leaves_tickets,
+    num_missed,
     with_targets,
+    without_room,
 )
 from tandem.decode.config import DisaggConfig, Policy
+from tandem.decode.transfer_cost import TransferCost
 from tandem.queue.limits import MAX_DEADLINE_MS
-from tandem.router.predict import SHARE_TRIED, PlaceLoad
+from tandem.router.predict import SHARE_TRIED, PlaceLoad, Prediction, predict
 from tandem.runtime.wire.cluster_messages import StepCosts
 from tandem.runtime.wire.messages import Targets
 
@@ -112,23 +116,27 @@ def test_prompts_stay_where_no_other_worker_reports() -> None:
     assert (decision.place, decision.cause) == ("local", PlacementCause.SILENT)
 
 
-@pytest.mark.parametrize("num_decodes", [0, 1])
-def test_an_idle_place_that_seems_worse_is_tried_now_and_then(num_decodes: int) -> None:
-    known = side(here=place(), others=[place(num_decodes)])
-    assert decide(ADAPTIVE, 500, known).place == "local"
+@pytest.mark.parametrize(
+    ("other", "is_idle"), [(place(), True), (place(1), False), (place(0, 9), False)]
+)
+def test_an_idle_place_that_seems_worse_is_tried_now_and_then(
+    other: PlaceLoad, is_idle: bool
+) -> None:
+    known = side(here=place(), others=[other])
+    assert decide(ADAPTIVE, 500, known, drawn=SHARE_TRIED).place == "local"
     tried = decide(ADAPTIVE, 500, known, drawn=SHARE_TRIED / 2)
-    assert (tried.cause is PlacementCause.TRIED) == (num_decodes == 0)
-    assert tried.place == ("remote" if num_decodes == 0 else "local")
+    assert (tried.cause is PlacementCause.TRIED) == is_idle
+    assert tried.place == ("remote" if is_idle else "local")
     assert decide(ADAPTIVE, 50, known, drawn=0.0).place == "local", "short prompts stay"
 
 
 def test_a_place_that_seems_unbearable_is_tried_seldom_and_this_one_too() -> None:
-    slow = msgspec.structs.replace(place().costs, prompt_s=(0.0, 1.0, 0.0))
+    slow = msgspec.structs.replace(place().costs, prompt_s=(0.0, 6e-3, 0.0))
     known = side(here=place(), others=[PlaceLoad(slow)])
     assert decide(ADAPTIVE, 500, known, drawn=SHARE_TRIED / 2).place == "local"
     assert decide(ADAPTIVE, 500, known, drawn=SHARE_TRIED / 20).place == "remote"
     known = side(here=PlaceLoad(slow), others=[place()])
-    assert decide(ADAPTIVE, 500, known).place == "remote"
+    assert decide(ADAPTIVE, 500, known, drawn=SHARE_TRIED / 2).place == "remote"
     assert decide(ADAPTIVE, 500, known, drawn=SHARE_TRIED / 20).place == "local"
 
 
@@ -140,6 +148,29 @@ def test_adaptive_goes_where_the_prompt_is_ready_sooner() -> None:
     assert (decision.place, decision.cause) == ("local", PlacementCause.SLOWER)
     decision = decide(ADAPTIVE, 500, side(here=place(), others=[place()]))
     assert decision.cause is PlacementCause.SLOWER  # equal, but for the transfer
+
+
+def test_a_decision_has_the_predictions_of_all_places_in_milliseconds() -> None:
+    known = side(here=place(2, 500), others=[place(1, 700)], num_ticket_tokens=40)
+    decision = decide(ADAPTIVE, 500, known, num_cached_tokens=100)
+    local = predict(place(2, 500), 500, 100)
+    remote = predict(place(1, 740), 600, transfer_s=TransferCost(0.0).seconds(500))
+    assert decision.places == (local, remote)
+    assert [
+        decision.local_ms,
+        decision.remote_ms,
+        decision.local_cost_ms,
+        decision.remote_cost_ms,
+    ] == [
+        each * 1e3
+        for each in (local.first_token_s, remote.first_token_s, local.cost_s, remote.cost_s)
+    ]
+    assert decision.predicted_ms == decision.local_ms
+    assert msgspec.structs.replace(decision, place="remote").predicted_ms == decision.remote_ms
+    by_length = decide(THRESHOLD, 500, known, num_cached_tokens=100)
+    assert (by_length.local_ms, by_length.places) == (decision.local_ms, (local,))
+    unknown = decide(THRESHOLD, 500, side())
+    assert (unknown.local_ms, unknown.places) == (0.0, ())
 
 
 def test_adaptive_counts_the_delay_of_running_answers() -> None:
@@ -163,6 +194,15 @@ def test_a_ticket_waits_as_long_as_the_prompt_would_have_waited() -> None:
     assert decision.claim_timeout_ms == pytest.approx(500 + CLAIM_SLACK_MS, rel=1e-3)
     decision = decide(ADAPTIVE, 500, side(here=place(waiting=10**6), others=[place()]))
     assert decision.claim_timeout_ms == ADAPTIVE.claim_timeout_ms
+
+
+def test_a_prompt_that_cannot_go_away_or_comes_back_is_computed_here() -> None:
+    away = decide(THRESHOLD, 500, side())
+    for has_row, cause in ((True, PlacementCause.NO_BLOCKS), (False, PlacementCause.NO_ROWS)):
+        kept = without_room(away, has_row)
+        assert (kept.place, kept.cause, kept.num_uncached) == ("local", cause, 500)
+    back = given_up("link down")
+    assert (back.place, back.reason) == ("local", "remote failed: link down")
 
 
 def test_a_ticket_goes_on_waiting_while_another_place_is_predicted_to_be_better() -> None:
@@ -204,15 +244,17 @@ def test_a_place_that_keeps_a_target_beats_a_cheaper_one(num_uncached: int) -> N
     decision = decide(config, num_uncached, side(here=busy, others=[waits]))
     assert (decision.place, decision.cause) == ("remote", PlacementCause.TARGET)
     config = with_targets(config, Targets(ttft_ms=1000.0))  # the request's own, beside the other
+    assert (config.ttft_target_ms, config.itl_target_ms) == (1000.0, 20.0)
+    assert with_targets(config, None) is config
     assert decide(config, num_uncached, side(here=busy, others=[waits])).place == "local"
 
 
-@pytest.mark.parametrize("cause", list(PlacementCause))
-def test_every_cause_has_a_sentence(cause: PlacementCause) -> None:
-    decision = Decision(
-        "local", cause, Policy.THRESHOLD, 37, 2, 1000, 1.25, 2.5, detail="link down"
-    )
-    assert decision.reason and "{" not in decision.reason
+@pytest.mark.parametrize("drawn", [0.0, 1.0])
+def test_a_short_prompt_goes_where_its_first_token_keeps_the_target(drawn: float) -> None:
+    config = ADAPTIVE.model_copy(update={"ttft_target_ms": 1000.0})
+    known = side(here=place(waiting=2000), others=[place()])
+    decision = decide(config, 50, known, drawn=drawn)
+    assert (decision.place, decision.cause) == ("remote", PlacementCause.TARGET)
 
 
 def test_a_reason_names_the_numbers_that_were_compared() -> None:
@@ -264,7 +306,17 @@ def test_a_ticket_gives_way_once_its_target_is_lost(
 def test_a_ticket_gives_way_where_prompts_that_come_first_cost_its_target() -> None:
     config = ADAPTIVE.model_copy(update={"ttft_target_ms": 1000.0})
     assert gives_way(config, place(waiting=1_000_000), 100, 0.0)
-    assert not gives_way(config, place(waiting=100), 100, 0.0)
+    assert not gives_way(config, place(waiting=100), 100, 700.0)
+    assert gives_way(config, place(waiting=100), 100, 810.0)
+
+
+def test_a_target_is_missed_by_what_takes_longer_than_it() -> None:
+    config = DisaggConfig(ttft_target_ms=1000.0, itl_target_ms=50.0)
+    kept = Prediction(0.25, 0.5, 0.25, 1, 1.0, 0.05, "worker")
+    assert num_missed(config, kept) == 0
+    assert num_missed(config, kept, ttft_share=0.9) == 1
+    assert num_missed(config, msgspec.structs.replace(kept, wait_s=0.26)) == 1
+    assert num_missed(config, msgspec.structs.replace(kept, wait_s=0.26, step_s=0.06)) == 2
 
 
 @pytest.mark.parametrize(
@@ -278,9 +330,12 @@ def test_a_handoff_may_take_no_longer_than_the_queue_takes_tickets_for(
     assert expected_ms <= MAX_DEADLINE_MS
 
 
-@pytest.mark.parametrize("cause", list(PlacementCause))
-def test_every_cause_is_explained_to_users(cause: PlacementCause) -> None:
+def test_every_cause_has_a_sentence_and_is_explained_to_users() -> None:
     root = Path(__file__).parents[2]
-    assert Decision("local", cause).reason
-    assert f"| `{cause}` |" in (root / "docs/metrics.md").read_text()
-    assert f"\n  {cause}: " in (root / "frontend/ui/page/panels.js").read_text()
+    table = (root / "docs/metrics.md").read_text()
+    page = (root / "frontend/ui/page/panels.js").read_text()
+    for cause in PlacementCause:
+        decision = Decision("local", cause, Policy.THRESHOLD, 37, 2, 1000, 1.25, 2.5, detail="lost")
+        assert decision.reason and "{" not in decision.reason
+        assert f"| `{cause}` |" in table
+        assert f"\n  {cause}: " in page

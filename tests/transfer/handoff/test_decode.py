@@ -289,8 +289,8 @@ def test_a_conflicting_checksum_or_an_ordinal_never_given_ends_the_handoff(
     assert isinstance(local, PrefillLocally) and local.quarantined
     assert local.cause is CloseCause.VIOLATION
     assert "p.e1" in local.detail
-    [dropped] = handoff.dropped
-    assert dropped in (DropCause.CONFLICT, DropCause.UNKNOWN_ORDINAL)
+    [(dropped, num)] = handoff.dropped.items()
+    assert dropped in (DropCause.CONFLICT, DropCause.UNKNOWN_ORDINAL) and num == 1
 
 
 def test_a_checksum_that_does_not_match_ends_the_handoff_in_quarantine() -> None:

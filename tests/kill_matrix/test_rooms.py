@@ -1,0 +1,36 @@
+"""Nearly every change of a room's pure modules is noticed by the tests of the room."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tandem.router.predict import PlaceLoad
+from tandem.runtime.wire.cluster_messages import StepCosts
+from tests.kill_matrix.matrix import ROOMS
+from tests.kill_matrix.mutants import mutants
+
+ENOUGH = 0.95  # others behave like the original, mostly: bounds that no computed number meets
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("room", ROOMS)
+def test_tests_notice_what_is_changed_in_their_room(room: str) -> None:
+    command = [sys.executable, "-m", "tests.kill_matrix.matrix", room]
+    report = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    share = float(report.splitlines()[-1].partition("%")[0]) / 100
+    assert share >= ENOUGH, report
+
+
+def test_a_mutant_is_its_change_within_and_the_original_afterwards() -> None:
+    all_of_it = mutants("tandem.router.predict")
+    found = {each.kind: each for each in all_of_it if each.function == "PlaceLoad.behind"}
+    swap, drop = found["swap"], found["drop"]
+    load = PlaceLoad(StepCosts((0.0, 0.0, 0.0), (0.0, 0.0, 0.0), 1.0, 1, 1), num_waiting_tokens=5)
+    with swap.applied():
+        assert load.behind(2).num_waiting_tokens == 3
+    assert "num_waiting_tokens - num_tokens" in swap.change
+    with drop.applied():
+        assert load.behind(2) is None
+    assert load.behind(2).num_waiting_tokens == 7
