@@ -96,7 +96,9 @@ async def test_the_text_is_the_same_in_whatever_order_messages_come(
     assert answer.report is not None and answer.report.place == "remote"
 
 
-@pytest.mark.parametrize("backend", ["nixl", pytest.param("ucx", marks=pytest.mark.ucx)])
+@pytest.mark.parametrize(
+    "backend", ["nixl", pytest.param("ucx", marks=[pytest.mark.ucx, pytest.mark.slow])]
+)
 async def test_blocks_arrive_by_real_transports_as_well(
     runtime_config: RuntimeConfig, tiny_model: Path, backend: str
 ) -> None:

@@ -86,6 +86,19 @@ async def test_a_stopped_prefill_worker_is_given_up_within_three_seconds(cluster
     await cluster.balanced()
 
 
+async def test_the_end_of_a_prefill_worker_costs_time_and_nothing_else(cluster: Cluster) -> None:
+    undisturbed = await ask(cluster, 5, "local", LONG)
+    asking = await caught_in_the_act(cluster, 5)
+    cluster.send_signal("prefill0", signal.SIGKILL)
+    answer = await asking
+    assert (answer.status, answer.text) == (200, undisturbed.text)
+    await cluster.end("prefill0")
+    await cluster.start("prefill0", "prefill", *FLAGS)
+    await cluster.ready(1, 1)
+    await remote_works(cluster)
+    await cluster.balanced()
+
+
 async def test_losing_nats_keeps_streams_going_and_prompts_local(cluster: Cluster) -> None:
     streaming = asyncio.create_task(
         cluster.complete([5, 6, 7], max_tokens=2000, ignore_eos=True, stream=True, temperature=0)

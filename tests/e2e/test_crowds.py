@@ -18,7 +18,7 @@ from tests.e2e.cluster import Answer, Cluster, events
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-NUM_WORKERS = (2, 2)
+NUM_WORKERS = (1, 2)
 NUM_REQUESTS = 200
 # who leaves gives its streams up soon, so that they are not all over by then
 FLAGS = ("--runtime.drain_timeout_s=0.1",)
@@ -228,7 +228,11 @@ async def test_while_nothing_happens_every_answer_is_whole(undisturbed: Crowd) -
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow), signal.SIGKILL]
+    "number",
+    [
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGTERM, signal.SIGSTOP)),
+        signal.SIGKILL,
+    ],
 )
 async def test_every_answer_ends_as_if_nothing_had_happened(
     cluster: Cluster, undisturbed: Crowd, number: signal.Signals
@@ -264,9 +268,9 @@ async def strike(cluster: Cluster, number: signal.Signals) -> tuple[Crowd, float
     num_moved = await num_migrations(cluster) - num_before
     if number != signal.SIGSTOP:
         await cluster.end(struck)
-        await cluster.ready(2, 1)
+        await cluster.ready(1, 1)
         await cluster.start(struck, "decode", *FLAGS)
-    await cluster.ready(2, 2)
+    await cluster.ready(1, 2)
     await cluster.balanced()
     await until_both_answer(cluster)
     return crowd, num_moved, struck_at

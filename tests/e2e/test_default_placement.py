@@ -130,13 +130,8 @@ async def test_fixed_roles_send_long_prompts_away_from_many_answers(
         await client.most_go()
 
 
-@pytest.mark.parametrize(
-    "topology",
-    [
-        "disagg-1p1d",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("disagg-2p2d", "workers")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", ["disagg-1p1d", "disagg-2p2d", "workers"])
 async def test_workers_on_shared_cores_predict_each_place(topology: str, tmp_path: Path) -> None:
     async with served(topology, tmp_path) as client:
         await client.go_as_predicted()

@@ -19,7 +19,7 @@ from tandem.decode.config import DisaggConfig
 from tests.e2e.cluster import Answer, Cluster, write_sensitive_model
 from tests.soak.points import HOLD_POLL_S, Action, Trap
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 DOOMED = Path(__file__).parents[1] / "soak" / "doomed_worker.py"
 # several chunks to a prompt, so that some of it is written while the rest is still computed
@@ -30,9 +30,6 @@ SAMPLINGS: dict[str, dict[str, object]] = {
     "seeded": {"temperature": 0.9, "top_p": 0.95, "seed": 1234},
 }
 NAMED = ("before claim", "after claim", "mid-write", "before settled")
-SHORT = "mid-write"  # the only point of `make test`
-
-
 FINISHED_S = 3.0  # from a prefill worker's end to the whole answer
 SLACK_S = 3.0  # a loaded machine
 LEASE_S, GRACE_S = 1, 2.5 + 1  # and a moment more than transfer.grace_ms
@@ -42,11 +39,7 @@ TIMEOUTS = {"handoff_timeout_ms", "handoff_timeout_ms_per_token"}
 _salts = itertools.count()
 
 
-def at(point: str, *values: object) -> Any:
-    return pytest.param(point, *values, marks=() if point == SHORT else pytest.mark.slow)
-
-
-actions = pytest.mark.parametrize("action", ["kill", pytest.param("stop", marks=pytest.mark.slow)])
+actions = pytest.mark.parametrize("action", ["kill", "stop"])
 
 
 def prompt(seed: int) -> list[int]:
@@ -210,7 +203,7 @@ async def answers_after(stage: Stage, role: str, point: str, action: Action) -> 
 
 
 @actions
-@pytest.mark.parametrize("point", [at(point) for point in NAMED])
+@pytest.mark.parametrize("point", NAMED)
 async def test_the_end_of_a_prefill_worker_costs_time_and_nothing_else(
     stage: Stage, point: str, action: Action
 ) -> None:
@@ -222,7 +215,7 @@ async def test_the_end_of_a_prefill_worker_costs_time_and_nothing_else(
 
 
 @actions
-@pytest.mark.parametrize("point", [at(point) for point in NAMED])
+@pytest.mark.parametrize("point", NAMED)
 async def test_the_end_of_a_decode_worker_ends_no_more_than_its_own_streams(
     stage: Stage, point: str, action: Action
 ) -> None:
@@ -235,7 +228,6 @@ async def test_the_end_of_a_decode_worker_ends_no_more_than_its_own_streams(
     await stage.healed()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("point", ["after claim", "mid-write", "inside a post"])
 async def test_a_prefill_worker_that_wakes_after_its_lease_harms_nobody(
     stage: Stage, point: str
@@ -264,7 +256,7 @@ async def test_a_prefill_worker_that_wakes_after_its_lease_harms_nobody(
 
 @pytest.mark.parametrize("service", ["nats", "etcd"])
 @pytest.mark.parametrize(
-    ("point", "empty"), [*(at(point, False) for point in NAMED), at("mid-write", True)]
+    ("point", "empty"), [*((point, False) for point in NAMED), ("mid-write", True)]
 )
 async def test_losing_a_service_in_the_middle_of_a_handoff_changes_no_answer(
     stage: Stage, point: str, service: str, empty: bool

@@ -64,6 +64,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[SharedPrefixes]:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="launches are counted where interpreted")
 def test_a_layer_of_a_decode_step_is_one_launch_more(tmp_path: Path) -> None:
     found: list[Counter[str]] = []
@@ -79,13 +80,8 @@ def test_a_layer_of_a_decode_step_is_one_launch_more(tmp_path: Path) -> None:
     assert found[1] - found[0] == KERNELS + Counter(shared_prefix_kernel=1)
 
 
-@pytest.mark.parametrize(
-    "recorder",
-    [
-        pytest.param(None, id="eager", marks=pytest.mark.slow),
-        pytest.param(CallAgain(), id="graphs"),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("recorder", [None, CallAgain()], ids=["eager", "graphs"])
 def test_sequences_that_share_blocks_answer_as_others_do(
     tmp_path: Path, plans: list[SharedPrefixes], recorder: CallAgain | None
 ) -> None:

@@ -45,7 +45,8 @@ def quantized(folder: Path, inputs: dict[str, Any] | None) -> Path:
     return folder / "codes"
 
 
-@pytest.mark.parametrize("option", ["plain", pytest.param("deterministic", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["plain", "deterministic"])
 def test_a_model_rounds_inputs_where_its_files_say_so_and_the_option_is_on(
     option: str, tmp_path: Path
 ) -> None:

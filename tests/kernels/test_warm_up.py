@@ -279,6 +279,7 @@ listen_to_builds(None)
 """
 
 
+@pytest.mark.slow
 def test_no_launch_of_serving_fails_because_its_build_is_listened_to(
     compile_environment: dict[str, str],
 ) -> None:

@@ -105,7 +105,9 @@ async def test_the_first_token_may_end_the_answer(stage: Stage) -> None:
         assert await stage.text(await stage.offer(prompt, stop=stop)) == expected
 
 
-@pytest.mark.parametrize("backend", ["nixl", pytest.param("ucx", marks=pytest.mark.ucx)])
+@pytest.mark.parametrize(
+    "backend", ["nixl", pytest.param("ucx", marks=[pytest.mark.ucx, pytest.mark.slow])]
+)
 async def test_blocks_arrive_by_real_transports_as_well(
     runtime_config: RuntimeConfig, tiny_model: Path, backend: str
 ) -> None:

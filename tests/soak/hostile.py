@@ -32,8 +32,8 @@ from tests.soak.hostile_plan import (
     CLUSTER_TOKEN,
     GOOD_GAP_S,
     HANG_GAP_S,
+    PLAN,
     RSS_GROWTH_BYTES,
-    SHORT,
     Plan,
 )
 from tests.soak.load import Order, Outcome, Question, ask, questions, undisturbed
@@ -298,14 +298,14 @@ def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--duration-s", type=float, default=60.0)
-    parser.add_argument("--seed", type=int, default=SHORT.seed, help="of the order of attacks")
+    parser.add_argument("--seed", type=int, default=PLAN.seed, help="of the order of attacks")
     parser.add_argument("--only", action="append", default=[], help="a part of an attack's name")
     parser.add_argument("--run-dir", type=Path, help="where logs stay; a temporary one by default")
     options = parser.parse_args()
     attacks = tuple(
         each for each in ATTACKS if any(part in each.__name__ for part in options.only or [""])
     )
-    plan = replace(SHORT, duration_s=options.duration_s, seed=options.seed, attacks=attacks)
+    plan = replace(PLAN, duration_s=options.duration_s, seed=options.seed, attacks=attacks)
     logging.getLogger("tandem").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="tandem-hostile-") as temporary:
         run_dir = options.run_dir or Path(temporary)

@@ -21,6 +21,7 @@ def test_steps_ahead_of_the_host_are_in_order(
     assert found == scenes.steps(folder, "cpu")
 
 
+@pytest.mark.slow
 def test_steps_without_a_late_mask_are_in_order(folder: Path, gpus: Gpus) -> None:
     found = scenes.masks(folder, "cuda:0")
     assert gpus.order.verdicts == []
@@ -36,16 +37,19 @@ async def test_a_handoff_by_layers_is_in_order_at_both_ends(folder: Path, gpus: 
     assert found == scenes.run(engine, *seqs)
 
 
+@pytest.mark.slow
 async def test_no_block_is_used_while_a_late_write_may_reach_it(folder: Path, gpus: Gpus) -> None:
     await scenes.quarantine(gpus, folder)
     assert gpus.order.verdicts == []
 
 
+@pytest.mark.slow
 async def test_nothing_of_a_failed_step_is_under_way(folder: Path, gpus: Gpus) -> None:
     await scenes.failed_launch(folder)
     assert gpus.order.verdicts == []
 
 
+@pytest.mark.slow
 def test_a_lost_gpu_is_told_from_a_failed_step(folder: Path, gpus: Gpus) -> None:
     scenes.lost(gpus, folder)
     assert gpus.order.verdicts == []

@@ -59,10 +59,8 @@ QUANTIZED: dict[str, tuple[str, int, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "form",
-    [pytest.param(form, marks=() if form == "awq" else pytest.mark.slow) for form in QUANTIZED],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("form", QUANTIZED)
 def test_ranks_of_quantized_matrices(tmp_path: Path, form: str) -> None:
     model_type, tp, changes = QUANTIZED[form]
     make_model(tmp_path / "numbers", model_type, **changes)

@@ -233,13 +233,18 @@ def test_a_role_that_dies_is_started_again_and_it_is_said(served: Served) -> Non
     assert int(served.until(r"worker-0 is ready .*pid (\d+)")[1]) != pid
 
 
-def test_one_interrupt_drains_and_leaves_nothing(
-    start: Start, wait_until_gone: Callable[[Sequence[int]], None]
+@pytest.mark.parametrize(("topology", "num_workers"), [("aggregated", 1), ("disagg-1p1d", 2)])
+def test_a_topology_answers_and_one_interrupt_drains_it_and_leaves_nothing(
+    topology: str,
+    num_workers: int,
+    start: Start,
+    wait_until_gone: Callable[[Sequence[int]], None],
 ) -> None:
-    served = start("--topology", "aggregated")
+    served = start("--topology", topology)
     served.until("Ctrl-C stops")
+    assert answer_to(next(line for line in served.lines if line.startswith("curl ")))["choices"]
     children = served.children()
-    assert len(children) == 4  # nats, etcd, decode, frontend
+    assert len(children) == 3 + num_workers  # nats, etcd, frontend
     assert served.end(signal.SIGINT) == 0
     wait_until_gone(children)
     served.close()
