@@ -27,10 +27,23 @@ def test_a_gap_drops_the_instance_until_a_snapshot() -> None:
     index.apply(stored(1, A))
     assert not index.apply(stored(3, C))
     assert index.match([A]) == {}
+    assert not index.apply(stored(2, B))  # which comes late
     assert not index.apply(stored(4, D))
     index.load_snapshot(stored(4, A, B))
     assert index.apply(stored(4, D)) and index.match([D]) == {}  # the snapshot covers it
     assert index.apply(stored(5, C)) and index.match([A, B, C]) == {"w": 3}
+
+
+def test_instances_that_come_take_the_places_of_those_that_left() -> None:
+    index, names = KvIndex(1000), [str(number) for number in range(20)]
+    for name in names:
+        index.apply(stored(1, A, who=name))
+    assert list(index.depths([A, B], names)) == [1.0] * 20
+    index.remove_instance("3")
+    index.apply(stored(1, A, B, who="new"))
+    assert index.match([A, B], ["3", "4", "new"]) == {"4": 1, "new": 2}
+    assert list(index.depths([A, B], ["new", "19", "3"])) == [2.0, 1.0, 0.0]
+    assert list(index.depths([C], names)) == [0.0] * 20
 
 
 def test_the_index_is_bounded_and_forgets_the_oldest_that_are_not_used() -> None:
