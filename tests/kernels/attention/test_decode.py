@@ -312,7 +312,7 @@ prefix_configs = pytest.mark.parametrize(
     "config",
     [
         pytest.param(None, id="default"),
-        pytest.param(SHORT, id="pointers"),
+        pytest.param(SHORT, id="pointers", marks=pytest.mark.slow),
         pytest.param(SMALL, id="tma", marks=pytest.mark.slow),
         pytest.param(ALONE, id="filling", marks=pytest.mark.slow),
     ],
