@@ -1,0 +1,133 @@
+"""The load of a worker by its reports and our requests, and the table of many."""
+
+import math
+
+import pytest
+from msgspec.structs import replace
+
+from tandem.router.load import RATE_S, InstanceLoad, Shared
+from tandem.router.load_table import LoadTable
+from tandem.runtime.wire.cluster_messages import LoadReport, StepCosts
+
+COSTS = StepCosts((0.01, 0.001, 0.0), (0.005, 0.0001, 1e-9), 0.1, 2048, 512)
+# 5 running and 3 waiting requests in 60 blocks of 16 tokens; 40 of 100 are free or cached
+REPORT = LoadReport("w", "e", "both", 5, 3, 320, 100, 30, 10, 4, 400, COSTS, 10)
+
+
+def reported(
+    report: LoadReport = REPORT,
+    num_requests: int = 2,
+    num_prefilling: int = 1,
+    active_blocks: int = 12,
+    pending_blocks: int = 4,
+) -> InstanceLoad:
+    load = InstanceLoad(
+        0,
+        num_requests=num_requests,
+        num_prefilling=num_prefilling,
+        active_blocks=active_blocks,
+        pending_blocks=pending_blocks,
+    )
+    load.report(report, 16)
+    return load
+
+
+def test_a_report_adds_what_is_not_ours() -> None:
+    load = reported()
+    # two of eight requests are ours: three quarters of the 60 blocks in use are others'
+    assert (load.foreign_blocks, load.answer_blocks) == (45.0, 3.0)
+    assert (load.active(), load.pending()) == (12 + 45 + 3, 20)
+    assert (load.num_answers, load.num_decodes, load.context) == (8, 4, 100.0)
+    assert (load.max_context, load.num_fillable(), load.has_free_row) == (1600, 40.0, True)
+    load.num_left = 1  # half of those that were reported: the blocks of their answers go too
+    assert load.active() == 12 + 45 + 1.5
+
+
+def test_a_report_that_is_older_than_our_requests_takes_none_away() -> None:
+    late = reported(num_requests=9, num_prefilling=0, active_blocks=70, pending_blocks=30)
+    assert (late.active(), late.pending(), late.num_decodes, late.num_answers) == (70, 30, 9, 9)
+    assert (late.foreign_pending_blocks, late.foreign_decodes, late.foreign_requests) == (0, 0, 0)
+
+
+def test_an_instance_without_a_report_is_as_we_load_it() -> None:
+    load = InstanceLoad(0, num_requests=4, active_blocks=10)
+    assert load.pace() is None and load.ttft_target_s == math.inf
+    assert (load.num_fillable(), load.has_free_row, load.context) == (math.inf, True, 40.0)
+    quiet = reported(LoadReport("w", "e", "decode", 0, 0, 0, 0, 0, 0), 0, 0, 0, 0)
+    assert (quiet.active(), quiet.num_answers, quiet.context) == (0.0, 0, 0.0)
+    full = reported(replace(REPORT, max_num_seqs=8))
+    assert not full.has_free_row
+
+
+def test_the_rate_of_prompts_fades_and_counts_what_is_not_cached() -> None:
+    load = reported()
+    load.rate_prompt(1000, 500, now_s=7.0)
+    computed_s, whole_s = 1000 * (1e-4 + 1e-9 * 1000), 1500 * (1e-4 + 1e-9 * 750)
+    expected = (computed_s / RATE_S, whole_s / RATE_S)
+    assert load.rated.rates_at(7.0) == pytest.approx(expected)
+    later = [rate / math.e for rate in expected]
+    assert load.rated.rates_at(7.0 + RATE_S) == pytest.approx(later)
+    load.rate_prompt(1000, 500, now_s=7.0 + RATE_S)
+    both = [rate * (1 + 1 / math.e) for rate in expected]
+    assert load.rated.rates_at(7.0 + RATE_S) == pytest.approx(both)
+    assert Shared().rates_at(1e6) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("changes", [{"role": "decode"}, {"costs": None}])
+def test_only_a_worker_that_takes_tickets_has_a_rate(changes: dict[str, object]) -> None:
+    load = reported(replace(REPORT, **changes))
+    load.rate_prompt(1000, 0, now_s=1.0)
+    assert load.rated == load.sharing() == Shared()
+
+
+def test_workers_that_take_tickets_are_summed_and_taken_out_again() -> None:
+    load, total = reported(), Shared()
+    load.rate_prompt(1000, 0, now_s=3.0)
+    part = load.sharing()
+    assert (part.num_workers, part.num_answers, part.context) == (1, 8, 800.0)
+    for _ in range(2):
+        total.replace(Shared(), part)
+    assert (total.num_workers, total.num_answers, total.context) == (2, 16, 1600.0)
+    assert total.rates_at(3.0) == pytest.approx([2 * rate for rate in part.rates_at(3.0)])
+    total.replace(part, Shared())
+    assert (total.num_workers, total.num_answers, total.context) == (1, 8, 800.0)
+    assert total.rates_at(3.0) == pytest.approx(part.rates_at(3.0))
+
+
+def test_a_table_grows_and_gives_rows_again() -> None:
+    table, names = LoadTable(), [f"w{number}" for number in range(40)]
+    for number, name in enumerate(names):
+        table.add(name).report(replace(REPORT, num_waiting_tokens=16 * number), 16)
+        table.changed(name)
+    table.arrange(names)
+    assert list(table.blocks()[0]) == list(range(40)) and table.paces() is not None
+    for name in names[:30]:
+        table.remove(name)
+    assert table.get(names[0]) is None
+    table.add("new").num_requests = 3
+    table.changed("new")
+    table.arrange(["new", *names[30:]])
+    assert list(table.blocks()[0]) == [0, *range(30, 40)]
+    assert list(table.num_requests()) == [3, *[0] * 10]
+    assert list(table.fit(40)) == [True] * 11 and list(table.fit(41)) == [True] + [False] * 10
+    shared = table.sharing()
+    assert shared is not None and shared[2].num_workers == 10
+    assert list(shared[0]) == [0, *[1] * 10] and list(shared[1]) == [0, *[8] * 10]
+
+
+def test_an_instance_borrows_the_costs_of_the_median_until_it_has_its_own() -> None:
+    table = LoadTable()
+    for factor in (3, 1, 2):
+        prompt_s = (0.005, factor * 1e-4, 0.0)
+        table.add(str(factor)).set_costs(replace(COSTS, prompt_s=prompt_s, ttft_target_s=factor))
+        table.changed(str(factor))
+    names = ["new", "1", "2", "3"]
+    table.arrange(["new"])
+    assert table.paces() is None and table.ttft_targets() is None
+    table.arrange(names)
+    assert table.paces() is not None
+    new = table.get("new")
+    assert new is not None and new.costs is not None
+    assert new.costs.prompt_s == (0.005, 2e-4, 0.0)
+    targets = table.ttft_targets()
+    assert targets is not None and list(targets) == [2.0, 1.0, 2.0, 3.0]
