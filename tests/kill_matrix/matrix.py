@@ -21,7 +21,7 @@ from _pytest.runner import runtestprotocol
 from tests.kill_matrix.mutants import Mutant, functions, mutants
 
 SERVICES = {"nats", "etcd"}  # a fork must not end what the tests share
-LONGEST_S = 1.0  # of a test that is run on mutants
+LONGEST_S = 4.0  # of CPU, of a test that is run on mutants, while it is looked at
 HANGS_S = 60
 UNTESTED = frozenset({"check_invariants", "__repr__", "__post_init__"})
 
@@ -69,6 +69,7 @@ class Matrix:
     is_whole: bool  # else the first test that notices a mutant is the last that is run on it
     kills: dict[Mutant, set[str]] = field(default_factory=dict)
     tests: dict[str, set[CodeType]] = field(default_factory=dict)  # and the code that they enter
+    items: dict[pytest.Item, float] = field(default_factory=dict)  # of these, and their CPU seconds
 
     def __str__(self) -> str:
         survivors = [mutant for mutant, killers in self.kills.items() if not killers]
@@ -100,12 +101,12 @@ class Matrix:
         for item in session.items:
             if not SERVICES & set(getattr(item, "fixturenames", ())):
                 self._look_at(item, codes)
-        items = [item for item in session.items if item.nodeid in self.tests]
+        quickest_first = sorted(self.items, key=self.items.__getitem__)
         for path in self.modules:
             for mutant in mutants(path, UNTESTED):
                 code = functions(importlib.import_module(path))[mutant.function].__code__
-                entering = [item for item in items if code in self.tests[item.nodeid]]
-                self.kills[mutant] = self._killers(mutant, entering)
+                items = [item for item in quickest_first if code in self.tests[item.nodeid]]
+                self.kills[mutant] = self._killers(mutant, items)
         return True
 
     def _look_at(self, item: pytest.Item, codes: set[CodeType]) -> None:
@@ -120,8 +121,9 @@ class Matrix:
         sys.setprofile(note)
         assert not _fails(item), item.nodeid
         sys.setprofile(None)
-        if entered and time.process_time() - started_at < 4 * LONGEST_S:
-            self.tests[item.nodeid] = entered
+        seconds = time.process_time() - started_at
+        if entered and seconds < LONGEST_S:
+            self.tests[item.nodeid], self.items[item] = entered, seconds
 
     def _killers(self, mutant: Mutant, items: list[pytest.Item]) -> set[str]:
         """Run tests on a mutant in a fork of this process, which it may leave in any state."""
@@ -150,7 +152,7 @@ def _fails(item: pytest.Item) -> bool:
 def matrix(room: str, *, is_whole: bool = False) -> Matrix:
     """Run the tests of a room on all mutants of its modules."""
     found = Matrix(ROOMS[room].modules, is_whole)
-    options = ["-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not slow"]
+    options = ["-q", "--tb=no", "-n", "0", "-p", "no:cacheprovider", "-m", "not slow"]
     status = pytest.main([*options, *ROOMS[room].tests], plugins=[found])
     assert status == 0, f"pytest ended with {status}"
     return found
