@@ -320,6 +320,7 @@ assert any(cache_folder().iterdir())
 """
 
 
+@pytest.mark.slow
 def test_a_model_s_kernels_are_built_once_without_a_launch(
     compile_environment: dict[str, str],
 ) -> None:

@@ -65,6 +65,7 @@ def test_a_trace_is_replayed_from_a_seeds_place_at_a_rate(tmp_path: Path) -> Non
         of_trace(trace, 200.0, 10.0, 1, 64, 1024)
 
 
+@pytest.mark.slow
 def test_rates_of_all_contenders_are_compared_in_tables_and_a_document(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,7 +30,7 @@ from tandem.transfer.ucx.wire import (
 )
 from tests.transfer.ucx.sides import WHOLE, Peer, Side, finish, peers, rounds, until
 
-pytestmark = pytest.mark.ucx
+pytestmark = [pytest.mark.ucx, pytest.mark.slow]
 
 if importlib.util.find_spec("ucxx") is None:
     pytest.skip("ucxx is not installed (the extra 'ucx')", allow_module_level=True)

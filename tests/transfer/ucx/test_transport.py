@@ -10,7 +10,7 @@ from tandem.runtime.errors import TransferError
 from tandem.transfer.transport import BlockGrid, Operation
 from tests.transfer.ucx.sides import BLOCK, WHOLE, Side, finish, rounds, until
 
-pytestmark = pytest.mark.ucx
+pytestmark = [pytest.mark.ucx, pytest.mark.slow]
 
 if importlib.util.find_spec("ucxx") is None:
     pytest.skip("ucxx is not installed (the extra 'ucx')", allow_module_level=True)
