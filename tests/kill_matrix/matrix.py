@@ -48,7 +48,7 @@ ROOMS = {
             "engine.schedule", "block_pool", "block_tables", "outputs", "prefix", "scheduler",
             "sequence", "sequence_blocks", "step_cost", "windows",
         ),
-        ("tests/engine/schedule", "tests/engine/core/test_engine.py"),
+        ("tests/engine/schedule", "tests/engine/core", "tests/engine/test_prefix_pull.py"),
     ),
     "admission": Room(
         _modules("decode", "admission", "transfer_cost"),

@@ -55,6 +55,8 @@ def test_an_instance_without_a_report_is_as_we_load_it() -> None:
     assert (load.num_fillable(), load.has_free_row, load.context) == (math.inf, True, 40.0)
     quiet = reported(LoadReport("w", "e", "decode", 0, 0, 0, 0, 0, 0), 0, 0, 0, 0)
     assert (quiet.active(), quiet.num_answers, quiet.context) == (0.0, 0, 0.0)
+    alone = reported(replace(REPORT, num_decodes=1), num_requests=1)
+    assert alone.context == 400.0
     full = reported(replace(REPORT, max_num_seqs=8))
     assert not full.has_free_row
 
@@ -94,11 +96,39 @@ def test_workers_that_take_tickets_are_summed_and_taken_out_again() -> None:
     assert total.rates_at(3.0) == pytest.approx(part.rates_at(3.0))
 
 
+def waiting(table: LoadTable, name: str, num_blocks: int) -> None:
+    table.add(name).report(replace(REPORT, num_waiting_tokens=16 * num_blocks), 16)
+    table.changed(name)
+
+
+def test_rows_stay_apart_where_instances_come_and_go_among_the_others() -> None:
+    table, names = LoadTable(), [f"w{number}" for number in range(16)]
+    for number, name in enumerate(names):
+        waiting(table, name, number)
+    table.arrange(names)
+    waiting(table, "another", 50)  # for which the table grows
+    waiting(table, "w3", 60)
+    table.arrange(names)
+    assert list(table.blocks()[0]) == [0, 1, 2, 60, *range(4, 16)]
+    table.arrange(names[-3:])
+    for number in range(14):
+        waiting(table, f"more{number}", 70)
+    table.arrange(names[-3:])
+    assert list(table.blocks()[0]) == [13, 14, 15]
+    table.changed("another")
+    table.remove("another")
+    table.remove("nobody")
+    table.arrange(names)
+    assert list(table.blocks()[0]) == [0, 1, 2, 60, *range(4, 16)]
+    table.remove("w3")
+    table.arrange(names)
+    assert list(table.blocks()[0]) == [0, 1, 2, 0, *range(4, 16)]
+
+
 def test_a_table_grows_and_gives_rows_again() -> None:
     table, names = LoadTable(), [f"w{number}" for number in range(40)]
     for number, name in enumerate(names):
-        table.add(name).report(replace(REPORT, num_waiting_tokens=16 * number), 16)
-        table.changed(name)
+        waiting(table, name, number)
     table.arrange(names)
     assert list(table.blocks()[0]) == list(range(40)) and table.paces() is not None
     for name in names[:30]:
