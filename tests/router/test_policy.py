@@ -41,6 +41,17 @@ def test_load_outweighs_a_prefix_when_it_is_larger() -> None:
     assert router(overlap_weight=2.0).config.overlap_weight == 2.0
 
 
+def test_an_instance_that_leaves_takes_its_blocks_and_its_load_along() -> None:
+    chosen = router()
+    chosen.index.apply(KvEvent("b", "e", 1, stored=HASHES[:6]))
+    chosen.update_load(report("b", used=7))
+    assert chosen.heeds_prefix(["a", "b"])
+    chosen.remove_instance("b")
+    assert not chosen.heeds_prefix(["a", "b"]) and chosen.index.num_entries == 0
+    places = Counter(chosen.choose(["a", "b"], HASHES, 10).instance_id for _ in range(20))
+    assert len(places) == 2, "both are alike"
+
+
 def test_the_weight_decides_between_prefix_and_load() -> None:
     chosen = router(overlap_weight=2.0)
     chosen.index.apply(KvEvent("b", "e", 1, stored=HASHES[:6]))
@@ -211,6 +222,8 @@ def test_a_removed_instance_starts_from_nothing() -> None:
 def test_of_many_instances_that_were_compared_a_request_names_the_cheapest() -> None:
     first_token_s = np.arange(40, 0, -1) / 10
     names = [str(number) for number in range(40)]
-    routed = Compared(names, first_token_s, first_token_s, np.ones(40, dtype=bool)).routed()
+    compared = Compared(names, first_token_s, first_token_s, np.ones(40, dtype=bool))
+    routed = RoutingDecision("1", 0, "", compared=compared).routed
+    assert routed is not None and RoutingDecision("1", 0, "", compared=routed).routed is routed
     assert routed.instance_ids == [str(number) for number in range(39, 39 - MAX_ROUTED, -1)]
     assert routed.costs_s == pytest.approx([(1 + at) / 10 for at in range(MAX_ROUTED)])
