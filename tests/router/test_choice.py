@@ -106,6 +106,9 @@ def test_only_candidates_are_chosen_and_the_same_ones_again(
         assert routed.instance_ids == candidates
         chosen = routed.instance_ids.index(decision.instance_id)
         assert routed.first_token_s[chosen] * 1e3 == pytest.approx(decision.predicted_ms)
+        assert routed.costs_s[chosen] * 1e3 == pytest.approx(decision.cost_ms)
+        assert f"first token in {decision.predicted_ms:.1f} ms" in decision.reason
+        assert f"delays {decision.cost_ms:.1f}; 1 of {len(candidates)}, " in decision.reason
 
 
 @settings(max_examples=50)
@@ -445,3 +448,24 @@ def test_the_sum_of_workers_that_take_tickets_is_that_of_each() -> None:
             assert total.rates_at(now) == pytest.approx(
                 [sum(rates) for rates in zip(*(each.rates_at(now) for each in shares), strict=True)]
             )
+
+
+@pytest.mark.parametrize("num_decodes", [0, 3])
+def test_the_only_worker_is_predicted_as_it_is_among_others(num_decodes: int) -> None:
+    load = report("a", num_decodes=num_decodes, num_waiting_tokens=64)
+    expected = predict(PlaceLoad(COSTS, num_decodes, 100 * num_decodes, 64), 160)
+    alone = router(load).choose(["a"], [], 10)
+    assert alone.predicted_ms == pytest.approx(expected.first_token_s * 1e3)
+    assert alone.cost_ms == pytest.approx(expected.cost_s * 1e3)
+    assert alone.routed is not None and alone.routed.fit == [1.0]
+    full = router(load).choose(["a"], [], 901).routed  # 900 blocks are free
+    assert full is not None and full.fit == [0.0]
+
+
+def test_a_target_that_no_worker_keeps_changes_nothing() -> None:
+    loads = report("a", num_waiting_tokens=5000), report("b", num_waiting_tokens=9000)
+    names = ["a", "b"]
+    for target_s in (None, 1e-6, 1e6):
+        decision = router(*loads).choose(names, [], 10, target_s)
+        assert decision.instance_id == "a" and decision.routed is not None
+        assert decision.routed.fit == [1.0, 1.0]
