@@ -1,6 +1,6 @@
 """Which tests notice which mutants of a room's modules.
 
-python -m tests.kill_matrix.matrix router [--tests]
+python -m tests.kill_matrix.matrix router [--most 300] [--tests]
 """
 
 import argparse
@@ -66,6 +66,7 @@ class Matrix:
     """A plugin for pytest that runs a room's tests on each mutant of its modules."""
 
     modules: tuple[str, ...]
+    most: int  # mutants, evenly spread
     is_whole: bool  # else the first test that notices a mutant is the last that is run on it
     kills: dict[Mutant, set[str]] = field(default_factory=dict)
     tests: dict[str, set[CodeType]] = field(default_factory=dict)  # and the code that they enter
@@ -102,11 +103,12 @@ class Matrix:
             if not SERVICES & set(getattr(item, "fixturenames", ())):
                 self._look_at(item, codes)
         quickest_first = sorted(self.items, key=self.items.__getitem__)
-        for path in self.modules:
-            for mutant in mutants(path, UNTESTED):
-                code = functions(importlib.import_module(path))[mutant.function].__code__
-                items = [item for item in quickest_first if code in self.tests[item.nodeid]]
-                self.kills[mutant] = self._killers(mutant, items)
+        every = [mutant for path in self.modules for mutant in mutants(path, UNTESTED)]
+        for mutant in every[:: -(-len(every) // self.most)]:
+            module = importlib.import_module(mutant.module)
+            code = functions(module)[mutant.function].__code__
+            items = [item for item in quickest_first if code in self.tests[item.nodeid]]
+            self.kills[mutant] = self._killers(mutant, items)
         return True
 
     def _look_at(self, item: pytest.Item, codes: set[CodeType]) -> None:
@@ -149,9 +151,9 @@ def _fails(item: pytest.Item) -> bool:
     return failed
 
 
-def matrix(room: str, *, is_whole: bool = False) -> Matrix:
-    """Run the tests of a room on all mutants of its modules."""
-    found = Matrix(ROOMS[room].modules, is_whole)
+def matrix(room: str, most: int, *, is_whole: bool = False) -> Matrix:
+    """Run the tests of a room on mutants of its modules."""
+    found = Matrix(ROOMS[room].modules, most, is_whole)
     options = ["-q", "--tb=no", "-n", "0", "-p", "no:cacheprovider", "-m", "not slow"]
     status = pytest.main([*options, *ROOMS[room].tests], plugins=[found])
     assert status == 0, f"pytest ended with {status}"
@@ -162,9 +164,10 @@ def main() -> None:
     """Print what no test notices, and tests without which all is noticed that is."""
     parser = argparse.ArgumentParser(description="Runs tests on mutants.")
     parser.add_argument("room", choices=ROOMS)
+    parser.add_argument("--most", type=int, default=10_000, help="mutants, evenly spread")
     parser.add_argument("--tests", action="store_true", help="run each test on each mutant")
     options = parser.parse_args()
-    found = matrix(options.room, is_whole=options.tests)
+    found = matrix(options.room, options.most, is_whole=options.tests)
     if options.tests:
         num_others = Counter(test for killers in found.kills.values() for test in killers)
         alone = {next(iter(killers)) for killers in found.kills.values() if len(killers) == 1}
