@@ -15,6 +15,7 @@ from tandem.decode.admission import (
     gives_way,
     is_still_remote,
     leaves_tickets,
+    may_wait_s,
     num_missed,
     with_targets,
     without_room,
@@ -22,7 +23,7 @@ from tandem.decode.admission import (
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.decode.transfer_cost import TransferCost
 from tandem.queue.limits import MAX_DEADLINE_MS
-from tandem.router.predict import SHARE_TRIED, PlaceLoad, Prediction, predict
+from tandem.router.predict import SHARE_TRIED, SURE_SHARE, PlaceLoad, Prediction, predict
 from tandem.runtime.wire.cluster_messages import StepCosts
 from tandem.runtime.wire.messages import Targets
 
@@ -308,6 +309,22 @@ def test_a_ticket_gives_way_where_prompts_that_come_first_cost_its_target() -> N
     assert gives_way(config, place(waiting=1_000_000), 100, 0.0)
     assert not gives_way(config, place(waiting=100), 100, 700.0)
     assert gives_way(config, place(waiting=100), 100, 810.0)
+
+
+@pytest.mark.parametrize(
+    ("targets", "waited_s", "expected_s"),
+    [
+        ((2000.0, 50.0), 0.4, SURE_SHARE * 2.0 - 0.4),
+        ((2000.0, 50.0), 5.0, 0.0),
+        ((None, 50.0), 0.0, 0.0),
+        ((2000.0, None), 0.0, 0.0),
+    ],
+)
+def test_a_first_token_waits_for_its_blocks_where_both_targets_are_set(
+    targets: tuple[float | None, float | None], waited_s: float, expected_s: float
+) -> None:
+    config = DisaggConfig(ttft_target_ms=targets[0], itl_target_ms=targets[1])
+    assert may_wait_s(config, waited_s) == pytest.approx(expected_s)
 
 
 def test_a_target_is_missed_by_what_takes_longer_than_it() -> None:
