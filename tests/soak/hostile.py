@@ -32,6 +32,7 @@ from tests.soak.hostile_plan import (
     CLUSTER_TOKEN,
     GOOD_GAP_S,
     HANG_GAP_S,
+    LOCAL_LIMIT_S,
     PLAN,
     RSS_GROWTH_BYTES,
     Plan,
@@ -56,6 +57,9 @@ class Verdict:
     num_ended: int = 0  # honest streams that did not come to their end
     largest_gap: tuple[float, str] = (0.0, "")  # and the attacks that ran beside it
     longest_wait_s: float = 0.0  # for a first token
+    places: Counter[str] = field(default_factory=Counter)  # of prompts of honest answers
+    reasons: Counter[str] = field(default_factory=Counter)  # of prompts that had to be remote
+    longest_local: tuple[float, str] = (0.0, "")  # no prompt was remote; the attacks beside it
     rss: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     log_bytes: dict[str, int] = field(default_factory=dict)
     accounts: dict[str, Account] = field(default_factory=dict)
@@ -71,11 +75,15 @@ class Verdict:
 
     def __str__(self) -> str:
         gap_s, beside = self.largest_gap
+        local_s, beside_local = self.longest_local
         good = "" if gap_s <= GOOD_GAP_S else f", over {GOOD_GAP_S:g} s"
         lines = [
             f"{self.num_honest} honest answers, {self.num_ended} ended early; "
             f"largest gap {gap_s:.2f} s{good} ({beside}), "
             f"longest wait for a first token {self.longest_wait_s:.2f} s",
+            f"prompts: {dict(self.places)}; no remote one for at most {local_s:.1f} s "
+            f"({beside_local})",
+            *(f"  {n:>4} x not remote: {reason}" for reason, n in self.reasons.most_common(5)),
             *(
                 f"  {name:<40} {len(each.runs):>3} runs, longest {each.longest_s:6.2f} s  "
                 f"{dict(sorted(each.statuses.items())) or ''}"
@@ -242,8 +250,29 @@ def _judge_answers(
         verdict.violations.append(
             "a stream stood still for {:.1f} s beside {}".format(*verdict.largest_gap)
         )
-    if not outcomes:
+    if outcomes:
+        _judge_places(verdict, outcomes)
+    else:
         verdict.violations.append("no honest answer")
+
+
+def _judge_places(verdict: Verdict, outcomes: Sequence[Outcome]) -> None:
+    """Tell how many prompts were remote, why others were not, and the longest time without any."""
+    verdict.places = Counter(each.place or "none" for each in outcomes)
+    verdict.reasons = Counter(
+        each.headers.get("x-tandem-prefill-reason", each.error)
+        for each in outcomes
+        if each.order.place == "remote" and each.place != "remote"
+    )
+    remote = [each.first_event_at or 0.0 for each in outcomes if each.place == "remote"]
+    ends = [each.finished_at for each in outcomes]
+    for before, after in itertools.pairwise(sorted([min(ends), *remote, max(ends)])):
+        if after - before > verdict.longest_local[0]:
+            verdict.longest_local = (after - before, verdict.beside(before, after))
+    if verdict.longest_local[0] > LOCAL_LIMIT_S:
+        verdict.violations.append(
+            "no prompt was remote for {:.1f} s beside {}".format(*verdict.longest_local)
+        )
 
 
 def _judge_attacks(verdict: Verdict) -> None:

@@ -21,6 +21,7 @@ CLUSTER_TOKEN = "a secret of the cluster"
 ATTACK_LIMIT_S = 60.0  # a single attack hangs beyond it
 GOOD_GAP_S = 0.5  # reported; two quiet cores keep it
 HANG_GAP_S = 10.0  # a stream stands still beyond it
+LOCAL_LIMIT_S = 30.0  # honest prompts that have to be remote were all local for so long
 RSS_GROWTH_BYTES = 64 * 1024 * 1024  # of each process, after the attacks
 
 

@@ -10,13 +10,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
-import nats
 import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
 
 from tandem.queue.streams import QueueNames
 from tandem.runtime.bus.events import kv_subject, load_subject
+from tandem.runtime.bus.nats import NatsConnection
+from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.wire.bounds import Message
 from tandem.runtime.wire.cluster_messages import KvEvent, LoadReport
 from tandem.runtime.wire.messages import encode
@@ -32,13 +33,15 @@ HUGE = (-1, 2**31, 10**9, 2**63 - 1)
 
 @asynccontextmanager
 async def _client(target: Target) -> AsyncIterator[Client]:
-    client = await nats.connect(target.nats_url)
+    """Connect as a process of the cluster does, whose client survives what other strangers send."""
+    connection = NatsConnection(RuntimeConfig(nats_url=target.nats_url))
+    await connection.start()
     try:
-        yield client
+        yield connection.client
         with contextlib.suppress(nats.errors.Error):
-            await client.flush(timeout=ANSWER_S)
+            await connection.client.flush(timeout=ANSWER_S)
     finally:
-        await client.close()
+        await connection.close()
 
 
 def _subject(target: Target) -> str:
