@@ -8,6 +8,7 @@ from tandem.prefill.metrics import PrefillMetrics
 from tandem.queue.prefill_queue import Delivery
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import TandemError
+from tandem.runtime.printable import short
 from tandem.runtime.process.logs import log_for
 from tandem.runtime.tracing.spans import RequestSpan
 from tandem.runtime.tracing.timeline import Timeline
@@ -20,6 +21,8 @@ GIVE_BACK_DELAY_S = 0.01  # so that another worker gets the ticket
 RECEIVE_TIMEOUT_S = 5.0  # of a single wait for a job at the queue
 EXCLUDED_DELAY_S = 0.05  # so that another prefill worker gets the ticket first
 GIVE_WAY_DELAY_S = 0.25  # other tickets are served before
+PEER_DELAY_S = 0.25  # the ticket of a new decode worker can arrive before its metadata
+MAX_PEER_RETURNS = 2  # then a decode worker would have given the ticket up
 
 
 class Job:
@@ -72,7 +75,14 @@ class Job:
             await self.delivery.give_back(EXCLUDED_DELAY_S)  # for another prefill worker
         elif outcome == "late":
             await self.delivery.give_back(GIVE_WAY_DELAY_S)
+        elif outcome == "no_peer" and self.ticket.num_returns < MAX_PEER_RETURNS:
+            await self.delivery.give_back(PEER_DELAY_S)
         else:
+            if outcome == "no_peer":
+                whose = short(self.ticket.decode_instance)
+                logger.warning(
+                    "handoff %s: no decode worker %s is registered", self.request_id, whose
+                )
             await self.delivery.ack()
 
     def cancel(self, reason: str) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tandem.prefill.job import GIVE_WAY_DELAY_S
+from tandem.prefill.job import GIVE_WAY_DELAY_S, PEER_DELAY_S
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.process.lifecycle import State
+from tandem.runtime.store.discovery import register_transfer, transfer_prefix
 from tandem.runtime.wire.handoff_messages import ClaimAnswer, Claimed, ClaimRefused
 from tandem.runtime.wire.messages import SamplingParams, StopConditions, encode, pack_tokens
 from tandem.transfer.handoff import claimant
@@ -163,12 +164,35 @@ async def test_only_a_registered_decode_worker_is_dialed(stage: Stage) -> None:
     offer = stage.prepare(fresh_prompt(9))
     stranger = msgspec.structs.replace(offer.job, decode_instance="a stranger")
     await stage.peer.queue.publish(stranger)
-    await eventually(lambda: bool(stage.worker._jobs))
     await stage.balanced()
     assert not offer.claims
     await stage.peer.node.server.stop()
     await stage.peer.queue.publish(offer.job)
     await stage.balanced()
+
+
+async def test_the_ticket_of_a_new_decode_worker_waits_for_its_metadata(stage: Stage) -> None:
+    node = stage.peer.node
+    await node.discovery.delete(transfer_prefix(node.config.namespace) + node.instance_id)
+    await eventually(lambda: node.instance_id not in stage.worker._peers.items)
+    offer = await stage.offer(fresh_prompt(9))
+    await register_transfer(node.discovery, node.config.namespace, stage.metadata)
+    assert await stage.text(offer) == stage.undisturbed(fresh_prompt(9))
+
+
+async def test_tickets_of_strangers_take_no_place_of_another_job(
+    runtime_config: RuntimeConfig, tiny_model: Path
+) -> None:
+    async with Stage(runtime_config, tiny_model, max_batch_jobs=1) as stage:
+        offer = stage.prepare(fresh_prompt(9))
+        for number in range(100):
+            handoff_id = number.to_bytes(16, "little")
+            odd = msgspec.structs.replace(offer.job, handoff_id=handoff_id, decode_instance="x")
+            await stage.peer.queue.publish(odd)
+        async with asyncio.timeout(100 * PEER_DELAY_S):  # they wait side by side
+            await stage.publish(offer)
+            assert await stage.text(offer) == stage.undisturbed(fresh_prompt(9))
+            await stage.balanced()
 
 
 async def test_a_claim_without_an_answer_is_given_up(

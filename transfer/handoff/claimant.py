@@ -6,10 +6,9 @@ import logging
 import secrets
 
 from tandem.runtime.context import RequestContext
-from tandem.runtime.errors import DeadlineError, NotFoundError, TandemError, TransferError
+from tandem.runtime.errors import DeadlineError, TandemError, TransferError
 from tandem.runtime.membership.node import Node
 from tandem.runtime.plane.response_stream import ResponseStream
-from tandem.runtime.printable import short
 from tandem.runtime.store.discovery import TypedView
 from tandem.runtime.wire.bounds import MAX_TEXT
 from tandem.runtime.wire.cluster_messages import TransferMetadata
@@ -21,7 +20,6 @@ from tandem.transfer.agents.group import TransferGroup
 logger = logging.getLogger(__name__)
 
 SETTLE_TIMEOUT_S = 5.0
-PEER_WAIT_S = 0.5  # less than a decode worker waits for a claim
 CLAIM_TIMEOUT_S = 2.0  # for the answer, which a decode worker has at once
 _decode_answer: Decode[ClaimAnswer] = decoder(ClaimAnswer)
 
@@ -44,19 +42,12 @@ class Claimant:
         self.ticket = ticket
         self._peer: TransferMetadata | None = None
 
-    async def find_peer(self) -> TransferMetadata:
+    def find_peer(self) -> TransferMetadata | None:
         """Return the decode worker's transfer metadata, which have the address of its claims.
 
-        The ticket of a new decode worker can arrive before its metadata: wait a little. Raise
-        NotFoundError without them, since only registered decode workers are dialed.
+        None without them: only registered decode workers are dialed.
         """
-        peers, decode_instance = self._peers, self.ticket.decode_instance
-        if decode_instance not in peers.items:
-            with contextlib.suppress(DeadlineError):
-                await peers.wait_for(lambda items: decode_instance in items, PEER_WAIT_S)
-        self._peer = peers.items.get(decode_instance)
-        if self._peer is None:
-            raise NotFoundError(f"no decode worker {short(decode_instance)} is registered")
+        self._peer = self._peers.items.get(self.ticket.decode_instance)
         return self._peer
 
     async def claim(self, context: RequestContext) -> ResponseStream:

@@ -70,13 +70,15 @@ class HandoffSender:
     async def run(self, claimant: Claimant, context: RequestContext, timeline: Timeline) -> str:
         """Claim the ticket and deliver its KV; return the outcome. Raise TandemErrors.
 
-        "excluded" and "unregistered" are outcomes of a ticket that another worker can serve, "late"
-        is one of a ticket that any can serve later.
+        "excluded" and "unregistered" are outcomes of a ticket that another worker can serve; "late"
+        is one of a ticket that any can serve later, and so is "no_peer" where the decode worker is
+        new.
         """
         ticket = claimant.ticket
         if ticket.deployment != self.node.deployment:
             return "stale"
-        peer = await claimant.find_peer()
+        if (peer := claimant.find_peer()) is None:
+            return "no_peer"
         if peer.epoch != ticket.decode_epoch:
             return "stale"
         claim_sent_at = time.perf_counter()
