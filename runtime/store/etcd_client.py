@@ -34,6 +34,8 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.keepalive_time_ms", 10_000),  # etcd refuses pings more often than every 5 s
     ("grpc.keepalive_timeout_ms", 3_000),
+    # a prefix in one message, whatever strangers put there; gRPC's own limit is 4 MiB
+    ("grpc.max_receive_message_length", 256 * 1024 * 1024),
 ]
 
 

@@ -104,6 +104,15 @@ async def test_keys_that_are_not_utf_8_are_ignored(
     assert "ignoring the etcd key b'/t/\\xff\\xfe'" in caplog.text
 
 
+async def test_large_values_of_strangers_hide_no_honest_key(ours: EtcdDiscovery) -> None:
+    await ours.put("/t/honest", b"1")
+    for number in range(8):
+        await ours.put_config(f"/t/stranger{number}", bytes(1_000_000))
+    assert len(await ours.get_prefix("/t/")) == 9
+    view = ours.watch("/t/")
+    await view.wait_for(lambda items: "/t/honest" in items, PATIENCE_S)
+
+
 async def test_own_keys_that_were_deleted_or_taken_over_are_put_again(
     ours: EtcdDiscovery, theirs: EtcdDiscovery
 ) -> None:
