@@ -316,14 +316,29 @@ def _others(side: PrefillSide, num_uncached: int, num_cached: int) -> tuple[Pred
         return ()
     share = side.num_ticket_tokens // len(side.others)
     transfer_s = side.transfer.seconds(num_uncached)
+    num_tokens = num_uncached + num_cached  # its own prefix cache is not known here
     return tuple(
-        predict(
-            other.behind(share),
-            num_uncached + num_cached,  # its own prefix cache is not known here
-            transfer_s=transfer_s,
-        )
+        _predict_ticket(other.behind(share), side.here, num_tokens, transfer_s)
         for other in side.others
     )
+
+
+def _predict_ticket(
+    other: PlaceLoad, here: PlaceLoad | None, num_tokens: int, transfer_s: float
+) -> Prediction:
+    """Return the prediction for a ticket at a worker, which begins none while it has own prompts.
+
+    Those that it has are counted twice, as others come while they are computed. They become answers
+    there, and busy workers learn costs that differ: it has to be better by its shorter queue alone.
+    """
+    other = other.behind(other.num_own_tokens)
+    found = predict(other, num_tokens, transfer_s=transfer_s)
+    if here is None or not other.num_own_tokens:
+        return found
+    alike = replace(
+        here, num_waiting_tokens=other.num_waiting_tokens, instance_id=other.instance_id
+    )
+    return max(found, predict(alike, num_tokens, transfer_s=transfer_s), key=lambda p: p.cost_s)
 
 
 def _by_prediction(

@@ -43,6 +43,7 @@ class PrefillView:
         self._me, self._deployment = worker.node.instance_id, worker.deployment
         self._queue, self._health, self._instances = worker.queue, health, instances
         self._metrics = metrics
+        self._own_prompts = worker.own_prompts
         self._side = PrefillSide(transfer=self.transfer_cost)
         self._loads: dict[str, tuple[float, LoadReport]] = {}  # by instance, when they came
         self.queue_depth = NO_JOBS
@@ -77,7 +78,8 @@ class PrefillView:
         num_unclaimed_tokens = self._num_reserved_tokens - self._num_taken_tokens
         side.num_ticket_tokens = max(depth.num_tokens, num_unclaimed_tokens)
         side.here = _place_here(engine.backlog())
-        side.others = self._other_places(helpers, longest_silence_s, side.here)
+        num_just_come = self._own_prompts.num_just_come(seq.request_id)
+        side.others = self._other_places(helpers, longest_silence_s, side.here, num_just_come)
         return side
 
     def leaves_tickets(self, load: LoadStats) -> bool:
@@ -100,9 +102,16 @@ class PrefillView:
         }
 
     def _other_places(
-        self, helpers: Set[str], longest_silence_s: float, here: PlaceLoad | None
+        self,
+        helpers: Set[str],
+        longest_silence_s: float,
+        here: PlaceLoad | None,
+        num_just_come: int = 0,
     ) -> list[PlaceLoad]:
         """Return the load of every worker that takes tickets and is not silent.
+
+        Frontends treat workers alike: as many tokens as just came here are taken to have come to
+        each that answers requests too.
 
         One that knows no costs of its own is taken to have those of this worker, whose model and
         layout it has; one that has never reported is taken to be idle.
@@ -117,7 +126,8 @@ class PrefillView:
             if place is None and here is not None:
                 place = _borrowing(here, instance_id, report)
             if place is not None:
-                found.append(place)
+                answers = report is not None and report.role != "prefill"
+                found.append(place.behind(num_just_come) if answers else place)
         return found
 
     def place_of(self, instance_id: str) -> PlaceLoad | None:

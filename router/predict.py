@@ -44,6 +44,7 @@ class PlaceLoad(Struct, gc=False):
     decode_context: int = 0  # tokens
     num_waiting_tokens: int = 0  # of prompts that come first
     instance_id: str = ""  # of the worker; empty: this one
+    num_own_tokens: int = 0  # of num_waiting_tokens: of prompts that the worker answers itself
 
     def behind(self, num_tokens: int) -> "PlaceLoad":
         """Return the load with so many tokens more that come first."""
@@ -60,6 +61,7 @@ class PlaceLoad(Struct, gc=False):
             report.decode_context,
             report.num_waiting_tokens,
             report.instance_id,
+            report.num_own_prompt_tokens,
         )
 
 

@@ -1,6 +1,8 @@
 """A worker's reports of its load, and its own prompts, whose coming and going changes it."""
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 from msgspec.structs import replace
@@ -12,6 +14,8 @@ INTERVAL_S = 0.25  # between reports of an engine that computes, unless prompts 
 HEARTBEAT_S = 0.5  # between reports of one that does not
 MIN_INTERVAL_S = 0.02
 LONG_TOKENS = 512  # of a prompt that delays others noticeably
+BURST_S = 0.05  # prompts that came within it may be in no report yet
+MAX_IN_BURST = 256  # prompts
 
 
 class OwnPrompts:
@@ -26,9 +30,16 @@ class OwnPrompts:
         self.none.set()
         self.changed = asyncio.Event()  # the first or a long one came, or the last is gone
         self.num_tokens = 0  # of all that came so far
+        self._came: deque[tuple[float, str, int]] = deque(maxlen=MAX_IN_BURST)
+
+    def num_just_come(self, request_id: str) -> int:
+        """Return the tokens of the prompts, without this one, that just came. From any thread."""
+        since = time.perf_counter() - BURST_S
+        return sum(n for at, name, n in list(self._came) if at >= since and name != request_id)
 
     def add(self, request_id: str, num_tokens: int) -> None:
         self.num_tokens += num_tokens
+        self._came.append((time.perf_counter(), request_id, num_tokens))
         if not self._request_ids or num_tokens >= LONG_TOKENS:
             self.changed.set()
         self.none.clear()
@@ -79,8 +90,14 @@ class LoadReports:
             while not (await asyncio.wait([answer], timeout=MIN_INTERVAL_S))[0]:
                 if self._last is not None and self._prompts.num_tokens > num_sent:
                     num_sent = self._prompts.num_tokens
-                    num_waiting = self._last.num_waiting_tokens + num_sent - self._num_tokens
-                    self._send(replace(self._last, num_waiting_tokens=num_waiting))
+                    num_new = num_sent - self._num_tokens
+                    self._send(
+                        replace(
+                            self._last,
+                            num_waiting_tokens=self._last.num_waiting_tokens + num_new,
+                            num_own_prompt_tokens=self._last.num_own_prompt_tokens + num_new,
+                        )
+                    )
         finally:
             answer.cancel()
         self._last, self._num_tokens = answer.result(), asked_at

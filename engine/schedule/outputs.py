@@ -50,6 +50,7 @@ class Backlog(msgspec.Struct, frozen=True):
     costs: StepCosts | None = None  # None: not learned yet
     num_running_prompt_tokens: int = 0  # of num_waiting_tokens: of prompts that have begun
     num_waiting_prompt_tokens: int = 0  # of num_waiting_tokens: of prompts that have not
+    num_own_prompt_tokens: int = 0  # of num_waiting_tokens: of prompts that are answered here
 
 
 class LoadStats(Backlog, frozen=True, kw_only=True):
@@ -86,12 +87,16 @@ class LoadStats(Backlog, frozen=True, kw_only=True):
             decode_context=self.decode_context,
             costs=self.costs,
             max_num_seqs=self.max_num_seqs,
+            num_own_prompt_tokens=self.num_own_prompt_tokens,
         )
 
 
 def backlog_of(scheduler: Scheduler) -> Backlog:
     """Return the part of `load_of` that each decision about a prompt depends on."""
-    num_waiting_prompt_tokens = sum(len(seq.token_ids) for seq in scheduler.waiting.values())
+    num_waiting_prompt_tokens = num_own_prompt_tokens = 0
+    for seq in scheduler.waiting.values():
+        num_waiting_prompt_tokens += len(seq.token_ids)
+        num_own_prompt_tokens += 0 if seq.prefill_only else len(seq.token_ids)
     num_waiting_tokens = num_waiting_prompt_tokens
     num_running_prompt_tokens = num_decodes = decode_context = 0
     for seq in scheduler.running.values():
@@ -103,6 +108,7 @@ def backlog_of(scheduler: Scheduler) -> Backlog:
             decode_context += num_known
         else:
             num_running_prompt_tokens += num_left
+            num_own_prompt_tokens += 0 if seq.prefill_only else num_left
     return Backlog(
         num_waiting_tokens,
         num_decodes,
@@ -110,6 +116,7 @@ def backlog_of(scheduler: Scheduler) -> Backlog:
         _step_costs(scheduler),
         num_running_prompt_tokens,
         num_waiting_prompt_tokens,
+        num_own_prompt_tokens,
     )
 
 

@@ -328,7 +328,7 @@ class Handoffs:
         ):
             self._clock.after(LOOK_AGAIN_S, partial(self._unclaimed, ticket, may_wait=True))
         else:
-            self._give_up(ticket, "no prefill worker claimed it in time")
+            self._give_up(ticket, "no worker was free to claim it in time")
 
     def _give_up(self, ticket: Ticket, detail: str) -> None:
         """Have the prompt computed at home, unless its first token has come."""

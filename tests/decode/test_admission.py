@@ -190,6 +190,20 @@ def test_what_was_just_placed_counts_for_the_next_prompt() -> None:
     assert decide(ADAPTIVE, 500, busy).place == "remote"
 
 
+def test_a_worker_with_prompts_of_its_own_must_be_better_by_its_queue_alone() -> None:
+    def decided(waiting_here: int, there: PlaceLoad) -> str:
+        here = place(num_decodes=4, waiting=waiting_here)
+        return decide(ADAPTIVE, 1000, side(here=here, others=[there])).place
+
+    def busy(waiting: int, **changes: object) -> PlaceLoad:
+        return msgspec.structs.replace(place(waiting=waiting), num_own_tokens=waiting, **changes)
+
+    assert decided(1000, place(waiting=900)) == "remote"  # tickets: it takes them in turn
+    assert decided(1000, busy(900)) == "local"
+    assert decided(3000, busy(900)) == "remote"
+    assert decided(1000, busy(900, costs=StepCosts((0, 0, 0), (0, 1e-5, 0), 1, 9, 9))) == "local"
+
+
 def test_a_ticket_waits_as_long_as_the_prompt_would_have_waited() -> None:
     decision = decide(ADAPTIVE, 500, side(here=place(waiting=500), others=[place()]))
     assert decision.claim_timeout_ms == pytest.approx(500 + CLAIM_SLACK_MS, rel=1e-3)

@@ -181,7 +181,7 @@ async def test_a_ticket_outlasts_its_time_while_a_worker_that_reports_is_predict
         silent = await stage.ask(fresh_prompt(12, seed=2))
         assert await silent.whole() == stage.undisturbed(fresh_prompt(12, seed=2))
         assert silent.report is not None and silent.report.place == "local"
-        assert "no prefill worker claimed it in time" in silent.report.reason
+        assert "no worker was free to claim it in time" in silent.report.reason
         await stage.balanced()
 
 

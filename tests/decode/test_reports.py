@@ -42,6 +42,7 @@ async def test_prompts_that_come_during_a_step_are_reported_before_it_ends(stage
         worker.own_prompts.add("a", 700)
         worker.own_prompts.add("b", 300)
         await eventually(lambda: any(each.num_waiting_tokens == 1000 for each in reports))
+        assert all(each.num_own_prompt_tokens == each.num_waiting_tokens for each in reports)
     finally:
         step_ends.set()
         worker.own_prompts.discard("a")

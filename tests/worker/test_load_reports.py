@@ -1,6 +1,7 @@
 """Load reports come by need: at once for prompts, often while the engine computes, else rarely."""
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass, field
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from tandem.engine.schedule.outputs import LoadStats
 from tandem.runtime.tasks import cancel, keep_running
 from tandem.worker import load_reports
-from tandem.worker.load_reports import LONG_TOKENS, LoadReports, OwnPrompts
+from tandem.worker.load_reports import BURST_S, LONG_TOKENS, LoadReports, OwnPrompts
 from tests.services import eventually
 
 NEVER_S = 3600.0
@@ -83,3 +84,13 @@ async def test_heartbeats_tell_that_a_worker_without_work_lives(
     monkeypatch.setattr(load_reports, "HEARTBEAT_S", 0.05)
     async with Reporting() as reporting:
         await reporting.has_sent(4)
+
+
+def test_prompts_that_just_came_count_without_the_one_that_is_decided() -> None:
+    prompts = OwnPrompts()
+    assert prompts.num_just_come("a") == 0
+    for request_id, num_tokens in (("a", 1), ("b", 20), ("c", 300)):
+        prompts.add(request_id, num_tokens)
+    assert prompts.num_just_come("a") == 320
+    prompts._came = deque((at - BURST_S, *rest) for at, *rest in prompts._came)
+    assert prompts.num_just_come("a") == 0

@@ -169,7 +169,7 @@ class HandoffReceiver:
 
     def unclaimed(self) -> None:
         """Give up a handoff that none has claimed in time."""
-        self.give_up_unclaimed(CloseCause.UNCLAIMED, "no prefill worker claimed it in time")
+        self.give_up_unclaimed(CloseCause.UNCLAIMED, "no worker was free to claim it in time")
 
     def give_up_unclaimed(self, cause: CloseCause, detail: str) -> None:
         """Prefill locally if no prefill worker has claimed the ticket."""

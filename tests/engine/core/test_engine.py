@@ -417,7 +417,7 @@ def test_the_load_counts_sequences_tokens_and_blocks(fake: SimpleNamespace) -> N
     # Where steps overlap the second one has begun; what it computes is not there yet.
     assert (load.num_running, load.num_waiting) == ((2, 0) if fake.overlap else (1, 1))
     assert load.num_remote == 0
-    assert load.num_waiting_tokens == 2 + 10
+    assert load.num_waiting_tokens == load.num_own_prompt_tokens == 2 + 10
     assert (load.num_running_prompt_tokens, load.num_waiting_prompt_tokens) == (
         (2 + 10, 0) if fake.overlap else (2, 10)
     )
