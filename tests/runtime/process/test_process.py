@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
 
 import pytest
 
@@ -14,6 +15,14 @@ from tandem.runtime.address import host_port
 from tandem.runtime.process.lifecycle import EXIT_IMPATIENT, Lifecycle, State, freeze_gc, signals
 from tandem.runtime.process.metrics import counter, gateway_gauge, gauge, histogram, serve_metrics
 from tests.services import eventually
+
+
+@pytest.fixture(autouse=True)
+def heeds_sighup() -> Iterator[None]:
+    """Whoever runs the tests may be ignoring it, as `nohup` does."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 class Stages:
