@@ -329,11 +329,12 @@ def _predict_ticket(
     """Return the prediction for a ticket at a worker, which begins none while it has own prompts.
 
     Those that it has are counted twice, as others come while they are computed. They become answers
-    there, and busy workers learn costs that differ: it has to be better by its shorter queue alone.
+    there, which the prompt delays unless these have a target, and busy workers learn costs that
+    differ: it has to be better by its shorter queue alone.
     """
     other = other.behind(other.num_own_tokens)
     found = predict(other, num_tokens, transfer_s=transfer_s)
-    if here is None or not other.num_own_tokens:
+    if here is None or here.costs.has_target or not other.num_own_tokens:
         return found
     alike = replace(
         here, num_waiting_tokens=other.num_waiting_tokens, instance_id=other.instance_id

@@ -204,6 +204,16 @@ def test_a_worker_with_prompts_of_its_own_must_be_better_by_its_queue_alone() ->
     assert decided(1000, busy(900, costs=StepCosts((0, 0, 0), (0, 1e-5, 0), 1, 9, 9))) == "local"
 
 
+def test_with_a_target_a_worker_with_prompts_of_its_own_is_judged_by_its_own_costs() -> None:
+    costs = msgspec.structs.replace(place().costs, has_target=True)
+    here = msgspec.structs.replace(place(num_decodes=4, waiting=1000), costs=costs)
+    faster = StepCosts((0, 0, 0), (0, 1e-5, 0), 1, 9, 9, has_target=True)
+    there = msgspec.structs.replace(place(waiting=900), num_own_tokens=900, costs=faster)
+    assert decide(ADAPTIVE, 1000, side(here=here, others=[there])).place == "remote"
+    there = msgspec.structs.replace(place(waiting=5000), num_own_tokens=5000, costs=costs)
+    assert decide(ADAPTIVE, 1000, side(here=here, others=[there])).place == "local"
+
+
 def test_a_ticket_waits_as_long_as_the_prompt_would_have_waited() -> None:
     decision = decide(ADAPTIVE, 500, side(here=place(waiting=500), others=[place()]))
     assert decision.claim_timeout_ms == pytest.approx(500 + CLAIM_SLACK_MS, rel=1e-3)
