@@ -14,7 +14,7 @@ from tests.stream_load import StreamLoad
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(300),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
@@ -58,7 +58,8 @@ async def test_hosts_that_are_far_apart_answer_as_near_ones_do(
             for host in cluster.hosts.all:
                 host.drop("numgen random mod 100 < 1 counter")
         async with load.running() as record:
-            await eventually(lambda: record.num_right + len(record.wrong) >= NUM_ANSWERS)
+            # 40 s beside three busy loops on two cores
+            await eventually(lambda: record.num_right + len(record.wrong) >= NUM_ANSWERS, 200)
         print(f"{NUM_ANSWERS} answers in {time.perf_counter() - begun_s:.1f} s")
     record.judge(f"50 ms, loss: {loss}")
     assert record.num_remote > 0
