@@ -214,6 +214,13 @@ def test_with_a_target_a_worker_with_prompts_of_its_own_is_judged_by_its_own_cos
     assert decide(ADAPTIVE, 1000, side(here=here, others=[there])).place == "local"
 
 
+def test_prompts_of_its_own_count_twice_at_a_worker_that_takes_tickets() -> None:
+    here, tickets = place(waiting=1000), place(waiting=700)
+    assert decide(ADAPTIVE, 1000, side(here=here, others=[tickets])).place == "remote"
+    own = msgspec.structs.replace(tickets, num_own_tokens=700)
+    assert decide(ADAPTIVE, 1000, side(here=here, others=[own])).place == "local"
+
+
 def test_a_ticket_waits_as_long_as_the_prompt_would_have_waited() -> None:
     decision = decide(ADAPTIVE, 500, side(here=place(waiting=500), others=[place()]))
     assert decision.claim_timeout_ms == pytest.approx(500 + CLAIM_SLACK_MS, rel=1e-3)

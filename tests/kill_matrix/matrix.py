@@ -89,8 +89,9 @@ class Matrix:
 
         phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
         hypothesis.settings.register_profile(
-            "mutants", deadline=None, database=None, derandomize=True, phases=phases
-        )
+            "mutants", deadline=None, database=None, derandomize=True, phases=phases,
+            suppress_health_check=list(hypothesis.HealthCheck),  # of a machine that is busy
+        )  # fmt: skip
         hypothesis.settings.load_profile("mutants")
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
