@@ -83,8 +83,11 @@ class GrammarMatcher:
         self._is_due_here = False
         self._error: TandemError | None = None
         self._has_mask = False
+        self._has_tokens = False  # of `begin`
         self._is_done = threading.Event()
         self._is_done.set()
+        self._lock = threading.Lock()  # of what follows, while another thread is at work
+        self._later: list[int] = []  # tokens that came before their mask was computed
         self.num_tokens = 0
 
     def replay(self, answer: list[int]) -> None:
@@ -104,13 +107,17 @@ class GrammarMatcher:
     def begin(self, new_tokens: list[int]) -> None:
         if not new_tokens and self._has_mask:
             return
-        assert self._is_done.is_set() and not self._is_due_here, (
+        # The first token of a prompt computed elsewhere was drawn under another matcher's mask.
+        is_first, self._has_tokens = not self._has_tokens, self._has_tokens or bool(new_tokens)
+        assert not self._is_due_here and (self._is_done.is_set() or is_first), (
             "a token was drawn without the mask that is being computed"
         )
         self.num_tokens += len(new_tokens)
-        while new_tokens and self.forced and new_tokens[0] == self.forced[0]:
-            new_tokens = new_tokens[1:]
-            del self.forced[0]
+        with self._lock:
+            if not self._is_done.is_set():
+                self._later += new_tokens
+                return
+        new_tokens = self._behind_forced(new_tokens)
         if not new_tokens and self._has_mask:
             return
         self._has_mask = True
@@ -120,6 +127,13 @@ class GrammarMatcher:
             self._threads.put(self)
         else:
             self._is_due_here = True
+
+    def _behind_forced(self, new_tokens: list[int]) -> list[int]:
+        """Return the tokens that the grammar has not taken in, as forced ones, already."""
+        while new_tokens and self.forced and new_tokens[0] == self.forced[0]:
+            new_tokens = new_tokens[1:]
+            del self.forced[0]
+        return new_tokens
 
     def wait(self, timeout_s: float | None) -> bool:
         if not self._is_due_here:
@@ -138,8 +152,15 @@ class GrammarMatcher:
 
     def compute(self) -> None:
         """Compute the mask that `begin` has asked for, and wake the engine's thread."""
-        self._compute(time.thread_time)  # the thread may wait for the interpreter
-        self._is_done.set()
+        is_due = True
+        while is_due:
+            self._compute(time.thread_time)  # the thread may wait for the interpreter
+            with self._lock:
+                later, self._later = self._later, []
+                self._new_tokens = self._behind_forced(later)
+                is_due = bool(self._new_tokens)
+                if not is_due:
+                    self._is_done.set()
 
     def _compute(self, clock: Callable[[], float]) -> None:
         started, cpu_started = clock(), time.thread_time()

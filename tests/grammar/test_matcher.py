@@ -167,3 +167,46 @@ def test_an_answer_that_takes_too_long_to_follow_again_is_refused(
     matcher = GrammarMatcher(ambiguous(), rules, VOCAB_SIZE, threads, Consumer(LL_TOKENIZER))
     with pytest.raises(InvalidRequestError, match=r"takes over 0\.01 s to follow"):
         matcher.replay([LETTER] * 1000)
+
+
+class Held(MaskThreads):
+    """Threads that are busy until they are released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: list[GrammarMatcher] = []
+
+    def put(self, matcher: GrammarMatcher) -> None:
+        self.held.append(matcher)
+
+    def release(self) -> None:
+        self.held.pop().compute()
+
+
+@pytest.mark.parametrize("rules", ['start: "a" "a" | "b" "c" "d"', 'start: "a" "a" ("b" | "c")'])
+def test_tokens_that_were_drawn_elsewhere_may_come_before_the_first_mask(rules: str) -> None:
+    """The first token of a remote prompt, on a decode worker whose mask threads are busy."""
+    threads, grammar = Held(), Grammar("lark", rules)
+
+    def matcher() -> GrammarMatcher:
+        root = LLMatcher(LL_TOKENIZER, rules)
+        found = GrammarMatcher(root, grammar, VOCAB_SIZE, threads, Consumer(LL_TOKENIZER))
+        found.begin([])
+        return found
+
+    late, usual = matcher(), matcher()
+    threads.release()
+    usual.begin([LETTER])
+    if usual not in threads.held:
+        assert usual.wait(None)
+    while usual in threads.held:
+        threads.release()
+    threads.held = [late]
+    late.begin([LETTER])
+    late.begin([])
+    assert not late.wait(0)
+    threads.release()
+    assert late.wait(0) and not threads.held
+    assert late.num_tokens == usual.num_tokens == 1
+    assert late.forced == usual.forced
+    assert late.mask().tolist() == usual.mask().tolist()
