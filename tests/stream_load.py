@@ -110,10 +110,11 @@ class StreamLoad:
                 record.failed.append(repr(error))
                 await asyncio.sleep(RETRY_S)
             else:
-                if text == self._references[index]:
+                reference = self._references[index]
+                if text == reference:
                     record.num_right += 1
                 else:
-                    record.wrong.append(text)
+                    record.wrong.append(f"{text!r} in place of {reference!r}")
                 await asyncio.sleep(PAUSE_S)
 
     async def _ask(self, index: int, record: Record) -> str:
