@@ -62,3 +62,4 @@ async def test_hosts_that_are_far_apart_answer_as_near_ones_do(
             await eventually(lambda: record.num_right + len(record.wrong) >= NUM_ANSWERS, 200)
         print(f"{NUM_ANSWERS} answers in {time.perf_counter() - begun_s:.1f} s")
     record.judge(f"50 ms, loss: {loss}")
+    assert record.num_remote > 0

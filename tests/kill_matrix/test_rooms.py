@@ -10,17 +10,23 @@ from tandem.runtime.wire.cluster_messages import StepCosts
 from tests.kill_matrix.matrix import ROOMS
 from tests.kill_matrix.mutants import mutants
 
-MOST = 80  # mutants of a room
+MOST = {"router": 80, "schedule": 80}  # mutants, where all take long
 # Others behave like the original, mostly: they take longer, or move a bound that no computed number
 # meets. In router and schedule some wait for a test.
-ENOUGH = {"admission": 0.93, "landed": 0.95, "router": 0.8, "schedule": 0.75}
+ENOUGH = {"admission": 0.95, "landed": 0.95, "router": 0.8, "schedule": 0.75}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("room", ROOMS)
 def test_tests_notice_what_is_changed_in_their_room(room: str) -> None:
-    command = [sys.executable, "-m", "tests.kill_matrix.matrix", room, f"--most={MOST}"]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.kill_matrix.matrix",
+        room,
+        f"--most={MOST.get(room, 10_000)}",
+    ]
     report = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     share = float(report.splitlines()[-1].partition("%")[0]) / 100
     assert share >= ENOUGH[room], report
