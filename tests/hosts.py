@@ -36,6 +36,14 @@ def _ip(*words: str, check: bool = True) -> int:
     return done.returncode
 
 
+def host_environment() -> dict[str, str]:
+    """Return this process's environment for a host's processes.
+
+    A worker inside this process has confined UCX to this machine's loopback by variables.
+    """
+    return {key: value for key, value in os.environ.items() if not key.startswith("UCX_")}
+
+
 class Host:
     """One host: its name, its address and its device on the bridge."""
 

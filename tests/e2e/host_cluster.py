@@ -1,7 +1,6 @@
 """Workers on hosts of their own, services and a frontend here, with TLS and firewalls."""
 
 import contextlib
-import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -16,7 +15,7 @@ from tandem.runtime.errors import TandemError
 from tandem.runtime.local.child_process import ChildProcess
 from tests.certificates import Authority
 from tests.e2e.cluster import write_sensitive_model
-from tests.hosts import Host, Hosts, end
+from tests.hosts import Host, Hosts, end, host_environment
 from tests.services import eventually, free_port
 
 TOKEN = "a token of the test"
@@ -35,7 +34,7 @@ class HostCluster:
         files = Authority(folder / "tls").issue(*addresses)
         self._tls = [f"--runtime.{key}={path}" for key, path in files.items()]
         self._runtime = RuntimeConfig.model_validate({"host": hosts.address, **files})
-        self._environment = os.environ | {
+        self._environment = host_environment() | {
             "OMP_NUM_THREADS": "1",
             "TANDEM_RUNTIME__CLUSTER_TOKEN": TOKEN,
         }

@@ -50,21 +50,14 @@ async def test_workers_of_three_hosts_reach_one_another_through_their_firewalls(
 ) -> None:
     async def linked() -> bool:
         report = await cluster.report()
-        instances = report.instances if report else []
-        return {
-            (each.instance.host, link.decode_instance)
-            for each in instances
-            if each.worker is not None and each.instance.component == "prefill"
-            for link in each.worker.links
-            if not link.is_broken
-        } == {
-            (one.instance.host, other.instance.instance_id)
-            for one in instances
-            for other in instances
-            if one.instance.component == "prefill"
-            and other.instance.component == "decode"
-            and one.instance.host != other.instance.host
-        }
+        workers = [each for each in (report.instances if report else []) if each.worker is not None]
+        names = {each.instance.instance_id for each in workers}
+        return len(names) == 3 and all(
+            {link.decode_instance for link in each.worker.links if not link.is_broken}
+            == names - {each.instance.instance_id}
+            for each in workers
+            if each.worker is not None
+        )
 
     await eventually(linked, pause_s=0.2)
     report = await cluster.report()
@@ -94,6 +87,7 @@ async def test_a_network_that_fails_costs_no_answer(
             host.drop(FIREWALL)
         await asyncio.sleep(AFTER_S)
     record.judge(f"{kind}, {FAULT_S:g} s")
+    assert record.num_remote > 0
     await cluster.until_serving(3)
 
 
@@ -107,6 +101,7 @@ async def test_a_host_that_vanishes_costs_no_answer(cluster: HostCluster, load: 
         print(f"gone from discovery after {time.perf_counter() - begun_s:.1f} s")
         await asyncio.sleep(AFTER_S)
     record.judge("a host that vanishes")
+    assert record.num_remote > 0
     victim.plug()
     cluster.start(victim)
     await cluster.until_serving(3)

@@ -1,6 +1,5 @@
 """A real Slurm on hosts of the test: slurmctld and munged here, a slurmd on each host."""
 
-import os
 import secrets
 import subprocess
 import tempfile
@@ -8,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Self
 
-from tests.hosts import Host, Hosts, end, start
+from tests.hosts import Host, Hosts, end, host_environment, start
 from tests.services import PATIENCE_S, free_port
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged")
@@ -63,7 +62,7 @@ class SlurmCluster:
         self._daemons: list[subprocess.Popen[bytes]] = []
         self.slurmds: dict[str, subprocess.Popen[bytes]] = {}
         self.conf = self._folder / "slurm.conf"
-        self.environment = os.environ | {"SLURM_CONF": str(self.conf)}
+        self.environment = host_environment() | {"SLURM_CONF": str(self.conf)}
 
     def __enter__(self) -> Self:
         try:
