@@ -25,7 +25,7 @@ from tandem.decode.requests import ActiveRequest
 from tandem.decode.thresholds import LiveThresholds
 from tandem.engine.core.engine import Engine
 from tandem.engine.schedule.outputs import LoadStats, Reservation, SequenceOutput
-from tandem.engine.step.sampler import SampledToken
+from tandem.engine.step.outcome import SampledToken
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import InternalError, InvalidRequestError, NotFoundError
 from tandem.runtime.plane.server import RequestServer, Responder

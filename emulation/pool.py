@@ -18,6 +18,8 @@ from tandem.emulation.digests import (
     rotating_block,
     slot_inputs,
 )
+from tandem.engine.architecture.config import ModelConfig
+from tandem.engine.memory.kv_blocks import KvBlocks, host_pages
 from tandem.engine.schedule.sequence import PENDING, Chunk
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.wire.messages import SamplingParams, encode
@@ -68,6 +70,16 @@ def seed_of(sampling: SamplingParams) -> int:
     if others == PLAIN:
         return seed
     return seed ^ int.from_bytes(blake2b(encode(others), digest_size=8).digest(), "little")
+
+
+class HostBlocks(KvBlocks):
+    """Blocks in this process's memory, zeroed."""
+
+    def __init__(self, config: ModelConfig, num_blocks: int, block_size: int) -> None:
+        super().__init__(config, num_blocks, block_size, "DRAM")
+        pages = np.frombuffer(host_pages(self.num_bytes), config.dtype)  # owns them
+        self.tensor = pages.reshape(self.shape)
+        self.base_address: int = self.tensor.ctypes.data
 
 
 class DigestPool:

@@ -9,18 +9,15 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
-from tandem.emulation.pool import NUM_LAYERS, DigestPool, Work
+from tandem.emulation.pool import NUM_LAYERS, DigestPool, HostBlocks, Work
 from tandem.emulation.profile import load_profile
-from tandem.engine.config import DeviceKind, EngineConfig
+from tandem.engine.config import DeviceKind, EngineConfig, batch_sizes
 from tandem.engine.execution.model_code import choose_model_config
-from tandem.engine.memory.kv_cache import KvCache, choose_block_size, choose_max_model_len
+from tandem.engine.memory.kv_blocks import choose_block_size, choose_max_model_len
 from tandem.engine.schedule.sequence import Chunk, OnLayers
 from tandem.engine.schedule.step_cost import work_of
-from tandem.engine.step.decode_graphs import batch_sizes
-from tandem.engine.step.prompt_scoring import ScoredPart
-from tandem.engine.step.sampler import SampledToken
+from tandem.engine.step.outcome import SampledToken, ScoredPart
 from tandem.runtime.wire.messages import TokenLogprobs
 
 
@@ -33,6 +30,7 @@ class EmulatedRunner:
     """
 
     device_kind: DeviceKind = "gpu"
+    followers = None  # the profile of a width stands for all its ranks
 
     def __init__(self, config: EngineConfig) -> None:
         assert config.emulate is not None
@@ -52,17 +50,19 @@ class EmulatedRunner:
             max_position_embeddings=profile.max_position_embeddings,
         )
         choose_max_model_len(config, self.model_config, num_blocks, block_size)
-        self.kv_cache = KvCache(self.model_config, num_blocks, block_size, torch.device("cpu"))
+        self.kv_cache = HostBlocks(self.model_config, num_blocks, block_size)
         self.kv_caches = (self.kv_cache,)  # of the only rank
         self._graph_sizes = batch_sizes(config.max_num_seqs) if config.cuda_graphs else []
-        memory = self.kv_cache.tensor.numpy()
         ends = set(self.model_config.eos_token_ids)
         token_ids = [each for each in range(self.model_config.vocab_size) if each not in ends]
         num_rows = config.max_num_seqs + 1
-        self._pool = DigestPool(memory, block_size, num_rows, np.array(token_ids))
+        self._pool = DigestPool(self.kv_cache.tensor, block_size, num_rows, np.array(token_ids))
         self._launched: deque[EmulatedStep] = deque()  # oldest first
         self._computing = threading.Lock()  # of the engine's thread, and of one that asks an event
         self.clock = DeviceClock()
+
+    def check_device(self) -> None:
+        """Return: no emulated device is ever lost."""
 
     def launch(
         self,

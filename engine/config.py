@@ -162,3 +162,9 @@ class EngineConfig(BaseModel):
         if self.threads is not None:
             return self.threads
         return max(1, len(os.sched_getaffinity(0)) // (2 * self.tp))
+
+
+def batch_sizes(max_num_seqs: int) -> list[int]:
+    """Return the sizes to pad decode steps to: at most 7 rows of padding, or 15 above 64."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, max_num_seqs, 16)]
+    return [size for size in sizes if size < max_num_seqs] + [max_num_seqs]

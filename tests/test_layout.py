@@ -152,8 +152,20 @@ def test_light_rooms_load_no_torch() -> None:
         for path in sources(room)
         if path.stem not in ("__init__", "__main__")
     ]
-    code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=100).returncode == 0
+    assert not loads_torch(*modules)
+
+
+def test_an_emulated_worker_loads_no_torch() -> None:
+    assert not loads_torch(*(f"tandem.{room}.worker" for room in ("worker", "decode", "prefill")))
+    assert loads_torch("tandem.engine.execution.model_runner")
+
+
+def loads_torch(*modules: str) -> bool:
+    """Return True if a process that imports these modules has torch."""
+    code = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, timeout=100, check=True, capture_output=True, text=True)
+    return done.stdout == "True\n"
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -3,25 +3,24 @@
 "xxh3" is for host memory, "mix64" for GPU memory; "none" proves nothing and costs nothing.
 """
 
-import math
 import time
 from collections.abc import Generator, Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 import xxhash
 
 from tandem.runtime.errors import TransferError
 from tandem.transfer.layout import ChecksumName
 from tandem.transfer.transport import Memory, Parts
 
-# Odd 64-bit constants of splitmix64, as signed numbers because torch has no unsigned arithmetic.
-_STEP = 0x9E3779B97F4A7C15 - (1 << 64)
-_MULTIPLIER = 0xBF58476D1CE4E5B9 - (1 << 64)
-_LOW_33_BITS = (1 << 33) - 1
-_WORDS_PER_SLICE = 1 << 18  # temporaries of mix64 stay in a CPU's cache
-_WORD_BYTES = 4
-_UNIT_BYTES: dict[ChecksumName, int] = {"none": 1, "xxh3": 1, "mix64": _WORD_BYTES}
+if TYPE_CHECKING:
+    import torch
+
+    from tandem.transfer.transport import Pool
+
+_UNIT_BYTES: dict[ChecksumName, int] = {"none": 1, "xxh3": 1, "mix64": 4}
 
 
 def checksum_name(memory: Memory, verify: bool = True) -> ChecksumName:
@@ -32,11 +31,11 @@ def checksum_name(memory: Memory, verify: bool = True) -> ChecksumName:
 
 
 def part_checksums(
-    pool: torch.Tensor,
+    pool: "Pool",
     block_ids: Sequence[int],
     parts: Parts,
     name: ChecksumName,
-    after: torch.cuda.Event | None = None,
+    after: "torch.cuda.Event | None" = None,
 ) -> list[int]:
     """Return the result of `checksum_steps`, and wait for it."""
     steps = checksum_steps(pool, block_ids, parts, name, after)
@@ -50,11 +49,11 @@ def part_checksums(
 
 
 def checksum_steps(
-    pool: torch.Tensor,
+    pool: "Pool",
     block_ids: Sequence[int],
     parts: Parts,
     name: ChecksumName,
-    after: torch.cuda.Event | None = None,
+    after: "torch.cuda.Event | None" = None,
 ) -> Generator[None, None, list[int]]:
     """Compute one unsigned 64-bit checksum per block id, over the bytes of `parts` in order.
 
@@ -63,8 +62,7 @@ def checksum_steps(
     the pool doesn't have, and for a part that is not inside a block or, for mix64, not of whole
     words.
     """
-    assert pool.is_contiguous()
-    _check_parts(parts, math.prod(pool.shape[1:]) * pool.element_size(), _UNIT_BYTES[name])
+    _check_parts(parts, pool.nbytes // len(pool), _UNIT_BYTES[name])
     num_blocks = len(pool)
     for block_id in block_ids:
         if not 0 <= block_id < num_blocks:
@@ -75,79 +73,25 @@ def checksum_steps(
         return [0] * len(block_ids)
     if name == "xxh3":
         return _xxh3(pool, block_ids, parts)
-    if pool.device.type == "cuda":
-        sums = yield from _mix64_on_gpu(pool, block_ids, parts)
-    else:
-        ids = torch.tensor(list(block_ids), dtype=torch.int64)
-        sums = mix64(_words(pool), ids, _word_parts(parts)).tolist()
+    # Imported here: a worker without a GPU may have no torch.
+    from tandem.transfer.mix64 import mix64_steps
+
+    assert not isinstance(pool, np.ndarray)
+    sums = yield from mix64_steps(pool, block_ids, parts)
     return [value & 0xFFFF_FFFF_FFFF_FFFF for value in sums]
 
 
-def mix64(words: torch.Tensor, block_ids: torch.Tensor, parts: Parts) -> torch.Tensor:
-    """The reference implementation of `tandem.kernels.checksum.block_checksums`, on any device.
+def host_bytes(pool: "Pool") -> memoryview:
+    """Return the bytes of a contiguous pool in host memory; slices of them copy nothing."""
+    if isinstance(pool, np.ndarray):
+        return pool.data.cast("B")
+    import torch
 
-    `words` is int32 `[num_blocks, words_per_block]`, `parts` are (first word, number of words).
-    Int64 `[num_ids]`, signed.
-    """
-    sums = torch.zeros(len(block_ids), dtype=torch.int64, device=words.device)
-    position = 1
-    for first, count in parts:
-        steps = torch.arange(position, position + count, device=words.device) * _STEP
-        num_ids = max(1, _WORDS_PER_SLICE // count)
-        slices = zip(torch.split(block_ids, num_ids), torch.split(sums, num_ids), strict=True)
-        for ids, total in slices:
-            mixed = words[:, first : first + count][ids].to(torch.int64) + steps
-            mixed = (mixed ^ ((mixed >> 31) & _LOW_33_BITS)) * _MULTIPLIER
-            total += (mixed ^ ((mixed >> 31) & _LOW_33_BITS)).sum(dim=1)
-        position += count
-    return sums
+    return pool.view(-1).view(torch.uint8).numpy().data
 
 
-def _mix64_on_gpu(
-    pool: torch.Tensor, block_ids: Sequence[int], parts: Parts
-) -> Generator[None, None, list[int]]:
-    # Imported here: a decode worker's machine may have no GPU, and then no Triton either.
-    from tandem.kernels.checksum import block_checksums as launch
-
-    stream = _stream(pool.device)
-    with torch.cuda.stream(stream):
-        table = _device_parts(pool.device, parts)
-        ids = torch.tensor(list(block_ids), dtype=torch.int64, pin_memory=True)
-        sums = launch(_words(pool), ids.to(pool.device, non_blocking=True), table)
-        on_host = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
-        on_host.copy_(sums, non_blocking=True)
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record(stream)
-    while not done.query():  # type: ignore[no-untyped-call]
-        yield
-    values: list[int] = on_host.tolist()
-    return values
-
-
-@lru_cache
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    """Return a stream with priority over the model's: a sequence waits for its checksums."""
-    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-
-
-@lru_cache(maxsize=256)
-def _device_parts(device: torch.device, parts: Parts) -> torch.Tensor:
-    from tandem.kernels.checksum import part_table
-
-    return part_table(_word_parts(parts), device)
-
-
-def _word_parts(parts: Parts) -> Parts:
-    return tuple((offset // _WORD_BYTES, length // _WORD_BYTES) for offset, length in parts)
-
-
-def _words(pool: torch.Tensor) -> torch.Tensor:
-    return pool.view(len(pool), -1).view(torch.int32)  # [num_blocks, words_per_block]
-
-
-def _xxh3(pool: torch.Tensor, block_ids: Sequence[int], parts: Parts) -> list[int]:
-    assert pool.device.type == "cpu"
-    raw = pool.view(-1).view(torch.uint8).numpy().data  # slices of a memoryview copy nothing
+def _xxh3(pool: "Pool", block_ids: Sequence[int], parts: Parts) -> list[int]:
+    raw = host_bytes(pool)
     block_bytes = len(raw) // len(pool)
     starts = [block_id * block_bytes for block_id in block_ids]
     if len(parts) == 1:

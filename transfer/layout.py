@@ -15,7 +15,7 @@ from tandem.runtime.errors import TransferError
 from tandem.transfer.transport import Parts
 
 if TYPE_CHECKING:
-    import torch
+    from tandem.transfer.transport import Pool
 
 LAYOUT_VERSION = 2
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -48,9 +48,7 @@ class KvLayout:
             )
 
     @classmethod
-    def of(
-        cls, pool: "torch.Tensor", tp_size: int = 1, windows: tuple[int, ...] = (0,)
-    ) -> "KvLayout":
+    def of(cls, pool: "Pool", tp_size: int = 1, windows: tuple[int, ...] = (0,)) -> "KvLayout":
         """Return the layout of a worker of `tp_size` ranks from the pool of one of them.
 
         `pool` is `[num_blocks, num_layers, 2, heads of the rank, block_size, head_dim]`.

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import torch
+
+    Pool = torch.Tensor | NDArray[Any]  # contiguous; without a GPU it needs no torch
 
 Memory = Literal["DRAM", "VRAM"]
 Operation = Literal["WRITE", "READ"]
@@ -25,13 +27,16 @@ class KvMemory(Protocol):
     The spare blocks come after the others and hold no request's KV: transfers are measured on them.
     """
 
-    tensor: "torch.Tensor"  # [num_blocks + num_spare_blocks, layers, 2, heads, block_size, dim]
     base_address: int
     block_bytes: int
     num_blocks: int
     num_spare_blocks: int
     memory: Memory
     device_id: int
+
+    @property
+    def tensor(self) -> "Pool":
+        """Return the memory: [num_blocks + num_spare_blocks, layers, 2, heads, block_size, dim]."""
 
 
 @dataclass(frozen=True, slots=True)

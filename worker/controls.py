@@ -6,9 +6,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.autograd.profiler import profile
-
 from tandem.engine.core.loop import EngineLoop
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import InvalidRequestError, UnavailableError
@@ -65,14 +62,21 @@ class Controls:
         return f"{duration_ms} ms of the engine are in {path}"
 
     async def _record(self, part: Path, duration_ms: int) -> None:
-        # Not torch.profiler, whose first use imports for a second.
-        profiler: Any = profile(use_device="cuda" if torch.cuda.is_available() else None)
+        profiler = await asyncio.to_thread(_new_profiler)
         await self._loop.call(lambda _: profiler.__enter__())
         try:
             await asyncio.sleep(duration_ms / 1e3)
         finally:
             await self._loop.call(lambda _: profiler.__exit__(None, None, None))
         await asyncio.to_thread(profiler.export_chrome_trace, str(part))
+
+
+def _new_profiler() -> Any:
+    # Imported here: an emulated worker has no torch. Not torch.profiler, which imports for a second
+    import torch
+    from torch.autograd.profiler import profile
+
+    return profile(use_device="cuda" if torch.cuda.is_available() else None)
 
 
 def _join_parts(parts: list[Path], path: Path) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from tandem.emulation.link import EmulatedGroup
 from tandem.emulation.runner import EmulatedRunner
@@ -13,11 +14,9 @@ from tandem.engine.config import DECODE_STEP_TOKENS, EngineConfig
 from tandem.engine.core.engine import Engine
 from tandem.engine.core.first_costs import measure_costs
 from tandem.engine.core.loop import EngineLoop, build_in_thread
-from tandem.engine.execution.model_runner import ModelRunner
 from tandem.engine.schedule.matcher import Matcher
 from tandem.engine.schedule.outputs import LoadStats
 from tandem.engine.schedule.sequence import Sequence
-from tandem.engine.step.device_loss import check_device
 from tandem.engine.step.outcome import DeviceLostError
 from tandem.engine.step.token_rules import TokenRules
 from tandem.grammar.compiler import GrammarCompiler
@@ -46,6 +45,9 @@ from tandem.worker.role import Details, Role
 from tandem.worker.roles import Roles
 from tandem.worker.settings import WorkerSettings
 
+if TYPE_CHECKING:
+    from tandem.engine.execution.model_runner import ModelRunner
+
 logger = logging.getLogger(__name__)
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024  # of requests: a prompt of four million tokens
@@ -68,9 +70,9 @@ class Worker:
         self.settings = settings
         self.lifecycle = Lifecycle(drain_timeout_s=runtime.drain_timeout_s)
         self.engine = build_in_thread(partial(_build_engine, engine))
-        runner = self.engine.runner
+        runner = cast("ModelRunner | EmulatedRunner", self.engine.runner)  # see _runner
         self._emulated = runner if isinstance(runner, EmulatedRunner) else None
-        self._followers = runner.followers if isinstance(runner, ModelRunner) else None
+        self._followers = runner.followers
         self.node = node = Node(
             runtime,
             component=role,
@@ -84,7 +86,7 @@ class Worker:
             self.engine,
             self.roles.on_outputs,
             on_device_lost=self._on_device_lost,
-            check_device=partial(check_device, pools[0].tensor.device),
+            check_device=runner.check_device,
         )
         confine_ucx(runtime.host, settings.transfer.port_range)
         layout = KvLayout.of(pools[0].tensor, len(pools), pools[0].windows)
@@ -280,10 +282,17 @@ class Worker:
         return load.report(self.node.instance_id, self.node.epoch, self.role)
 
 
+def _runner(config: EngineConfig) -> "ModelRunner | EmulatedRunner":
+    if config.emulate is not None:
+        return EmulatedRunner(config)
+    # Imported here: torch takes 220 MiB, and an emulated worker does without it.
+    from tandem.engine.execution.model_runner import ModelRunner
+
+    return ModelRunner(config)
+
+
 def _build_engine(config: EngineConfig) -> Engine:
-    engine = Engine(
-        config, ModelRunner(config) if config.emulate is None else EmulatedRunner(config)
-    )
+    engine = Engine(config, _runner(config))
     measure_costs(engine)
     return engine
 

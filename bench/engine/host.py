@@ -23,8 +23,7 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.core.engine import Engine
 from tandem.engine.core.runner import Runner
 from tandem.engine.schedule.sequence import Chunk, OnLayers, Sequence
-from tandem.engine.step.prompt_scoring import ScoredPart
-from tandem.engine.step.sampler import SampledToken
+from tandem.engine.step.outcome import SampledToken, ScoredPart
 from tandem.runtime.wire.messages import SamplingParams, StopConditions
 
 MODULE = "tandem.bench.engine.host"

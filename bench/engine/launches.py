@@ -26,7 +26,7 @@ from tandem.engine.batch.rows import BatchRows
 from tandem.engine.decoder.decoder import Model
 from tandem.engine.decoder.kernel_set import load_kernels
 from tandem.engine.execution.prebuild import META
-from tandem.engine.memory.kv_cache import block_shape
+from tandem.engine.memory.kv_blocks import block_shape
 from tandem.engine.schedule.sequence import Chunk, Sequence
 from tandem.engine.weights.weights import empty_weights
 from tandem.kernels.reference.linear import Linear

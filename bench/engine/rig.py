@@ -19,8 +19,7 @@ from tandem.engine.core.runner import Runner, Step
 from tandem.engine.execution.model_runner import ModelRunner
 from tandem.engine.schedule.sequence import Chunk, OnLayers
 from tandem.engine.schedule.sequence import Sequence as EngineSequence
-from tandem.engine.step.prompt_scoring import ScoredPart
-from tandem.engine.step.sampler import SampledToken
+from tandem.engine.step.outcome import SampledToken, ScoredPart
 from tandem.engine.weights.random_weights import random_weights
 from tandem.runtime.wire.messages import SamplingParams, StopConditions
 

@@ -350,7 +350,7 @@ def _sampling(setting: Setting, part: Part) -> Errors:
 
 def _checksum(setting: Setting, part: Part) -> Errors:
     from tandem.kernels.checksum import block_checksums, part_table
-    from tandem.transfer.checksum import mix64
+    from tandem.transfer.mix64 import mix64
 
     num_words = 96 if setting.is_dry or part.is_tiny else 1 << 18
     shape = (40, num_words)

@@ -15,7 +15,7 @@ from tandem.engine.architecture.quantization import Quantization, read_quantizat
 from tandem.engine.architecture.rope_config import RopeConfig, read_ropes, with_positions
 from tandem.engine.architecture.spec import Architecture, TensorSpec
 
-DTYPES = ("bfloat16", "float16", "float32")
+DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}  # bytes of a number
 Activation = Literal["silu", "gelu_tanh"]
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 

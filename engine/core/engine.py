@@ -5,7 +5,7 @@ from collections import Counter, deque
 from collections.abc import Sequence as SequenceOf
 from contextlib import suppress
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tandem.engine.config import CHUNK_TOKENS, STEP_TOKENS, TILE_TOKENS, EngineConfig
 from tandem.engine.core.runner import Runner, Step
@@ -25,6 +25,8 @@ from tandem.engine.schedule.windows import NO_BLOCK, num_tokens_within
 from tandem.engine.step.layer_stream import LayersListener, LayerStream
 from tandem.engine.step.outcome import (
     DeviceLostError,
+    SampledToken,
+    ScoredPart,
     UndrawnError,
     count_step,
     count_token,
@@ -36,10 +38,6 @@ from tandem.engine.step.outcome import (
 )
 from tandem.runtime.errors import InvalidRequestError, NotFoundError
 
-if TYPE_CHECKING:
-    from tandem.engine.step.prompt_scoring import ScoredPart
-    from tandem.engine.step.sampler import SampledToken
-
 logger = logging.getLogger(__name__)
 
 
@@ -49,10 +47,10 @@ class _FailedLaunch(NamedTuple):
     error: Exception
     seconds: float = 0.0
 
-    def tokens(self) -> "list[SampledToken]":
+    def tokens(self) -> list[SampledToken]:
         raise self.error
 
-    def prompt_scores(self) -> "list[ScoredPart]":
+    def prompt_scores(self) -> list[ScoredPart]:
         return []
 
 

@@ -9,9 +9,8 @@ from tandem.engine.schedule.sequence import Chunk, OnLayers
 
 if TYPE_CHECKING:
     from tandem.engine.architecture.config import ModelConfig
-    from tandem.engine.memory.kv_cache import KvCache
-    from tandem.engine.step.prompt_scoring import ScoredPart
-    from tandem.engine.step.sampler import SampledToken
+    from tandem.engine.memory.kv_blocks import KvBlocks
+    from tandem.engine.step.outcome import SampledToken, ScoredPart
 
 
 class Step(Protocol):
@@ -40,7 +39,7 @@ class Runner(Protocol):
     device_kind: DeviceKind
 
     @property
-    def kv_caches(self) -> "SequenceOf[KvCache]":
+    def kv_caches(self) -> "SequenceOf[KvBlocks]":
         """One pool per rank; all have the same blocks."""
 
     def launch(

@@ -12,7 +12,7 @@ import torch
 from tandem.engine.architecture.config import ModelConfig
 from tandem.engine.architecture.rope import rope_tables
 from tandem.engine.batch.batch import pack_step, started_blocks
-from tandem.engine.config import EngineConfig
+from tandem.engine.config import EngineConfig, batch_sizes
 from tandem.engine.decoder.any_model import AnyModel
 from tandem.engine.decoder.decoder import Model
 from tandem.engine.decoder.kernel_set import Kernels, load_kernels
@@ -21,18 +21,16 @@ from tandem.engine.execution.prebuild import prebuild
 from tandem.engine.execution.profile import StepProfile
 from tandem.engine.execution.resolve import resolve
 from tandem.engine.memory.budget import CudaMemory, kv_budget_bytes
-from tandem.engine.memory.kv_cache import (
-    KvCache,
+from tandem.engine.memory.kv_blocks import (
     choose_max_model_len,
-    kind_of,
-    memory_of,
     most_useful_blocks,
     num_blocks_within,
 )
+from tandem.engine.memory.kv_cache import KvCache, kind_of, memory_of
 from tandem.engine.ranks.widths import num_segments
 from tandem.engine.schedule.sequence import Chunk, OnLayers
-from tandem.engine.step.decode_graphs import CudaRecorder, DecodeGraphs, Recorder, batch_sizes
-from tandem.engine.step.device_loss import noticing_device_loss
+from tandem.engine.step.decode_graphs import CudaRecorder, DecodeGraphs, Recorder
+from tandem.engine.step.device_loss import check_device, noticing_device_loss
 from tandem.engine.step.launched import LaunchedStep, start_timing
 from tandem.engine.step.model_steps import ModelSteps
 from tandem.engine.step.sampler import HostTokens
@@ -117,6 +115,10 @@ class ModelRunner:
         """End the processes of the other ranks, where there are some; no step may be under way."""
         if self.followers is not None:
             self.followers.close()
+
+    def check_device(self) -> None:
+        """Raise DeviceLostError where the device is lost. It waits for no work."""
+        check_device(self._device)
 
     @property
     def kv_caches(self) -> tuple[KvCache]:

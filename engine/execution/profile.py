@@ -9,13 +9,12 @@ import torch
 
 from tandem.engine.architecture.config import ModelConfig
 from tandem.engine.batch.batch import NO_POSITION, pack_step
-from tandem.engine.config import EngineConfig
+from tandem.engine.config import EngineConfig, batch_sizes
 from tandem.engine.decoder.any_model import AnyModel
 from tandem.engine.decoder.kernel_set import Kernels
 from tandem.engine.memory.budget import DeviceMemory, Reserve, decode_graph_bytes
-from tandem.engine.memory.kv_cache import block_shape
+from tandem.engine.memory.kv_blocks import block_shape
 from tandem.engine.schedule.sequence import Chunk, Sequence
-from tandem.engine.step.decode_graphs import batch_sizes
 from tandem.engine.step.model_steps import ModelSteps
 from tandem.engine.step.sampler import DRAWN, GREEDY, SamplingPlan
 from tandem.kernels.sampling.rows import TokenMasks

@@ -7,7 +7,8 @@ import torch
 from tandem.engine.architecture.config import ModelConfig
 from tandem.engine.config import STEP_TOKENS, EngineConfig
 from tandem.engine.decoder.kernel_set import choose_kernels, has_float8_products
-from tandem.engine.memory.kv_cache import choose_block_size, kind_of
+from tandem.engine.memory.kv_blocks import choose_block_size
+from tandem.engine.memory.kv_cache import kind_of
 from tandem.engine.ranks.widths import check_width, num_segments
 from tandem.runtime.errors import ConfigError
 

@@ -140,12 +140,6 @@ class DecodeGraphs:
         )
 
 
-def batch_sizes(max_num_seqs: int) -> list[int]:
-    """Return the sizes to pad decode steps to: at most 7 rows of padding, or 15 above 64."""
-    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, max_num_seqs, 16)]
-    return [size for size in sizes if size < max_num_seqs] + [max_num_seqs]
-
-
 def _with_progress(sizes: list[int]) -> Iterator[int]:
     """Yield the sizes, and show the progress through them."""
     with ProgressBar("recording decode steps", total=len(sizes), on_line=logger.info) as bar:

@@ -6,8 +6,9 @@ from typing import Protocol
 import torch
 
 from tandem.engine.step.device_loss import noticing_device_loss
-from tandem.engine.step.prompt_scoring import HostScores, ScoredPart
-from tandem.engine.step.sampler import HostTokens, SampledToken
+from tandem.engine.step.outcome import SampledToken, ScoredPart
+from tandem.engine.step.prompt_scoring import HostScores
+from tandem.engine.step.sampler import HostTokens
 
 
 class Timing(Protocol):

@@ -2,19 +2,31 @@
 
 import logging
 from collections.abc import Sequence as SequenceOf
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from tandem.engine.schedule.outputs import SequenceOutput
 from tandem.engine.schedule.scheduler import Scheduler
 from tandem.engine.schedule.sequence import MAX_FORCED_TOKENS, Chunk, Sequence, SequenceStatus
 from tandem.runtime.errors import InternalError, InvalidRequestError, TandemError, UnavailableError
 from tandem.runtime.wire.messages import TokenLogprobs
-
-if TYPE_CHECKING:
-    from tandem.engine.step.prompt_scoring import ScoredPart
-    from tandem.engine.step.sampler import SampledToken
+from tandem.runtime.wire.prompt_logprobs import PromptLogprobs
 
 logger = logging.getLogger(__name__)
+
+
+class SampledToken(NamedTuple):
+    """One drawn token; `logprobs` where the request asked for them."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None
+
+
+class ScoredPart(NamedTuple):
+    """Log probabilities of a sequence's prompt tokens after position `start`."""
+
+    seq: Sequence
+    start: int
+    logprobs: PromptLogprobs
 
 
 class UndrawnError(InternalError):
@@ -25,7 +37,7 @@ class UndrawnError(InternalError):
     """
 
     def __init__(
-        self, tokens: "SequenceOf[SampledToken]", reasons: dict[int, TandemError | None]
+        self, tokens: SequenceOf[SampledToken], reasons: dict[int, TandemError | None]
     ) -> None:
         errors = [str(error) for error in reasons.values() if error is not None]
         super().__init__("; ".join(errors) or "a row waits for its mask")
@@ -43,7 +55,7 @@ def still_running(chunks: list[Chunk]) -> list[Sequence]:
 
 
 def count_step(
-    scheduler: Scheduler, chunks: list[Chunk], tokens: "SequenceOf[SampledToken | None]"
+    scheduler: Scheduler, chunks: list[Chunk], tokens: SequenceOf[SampledToken | None]
 ) -> list[SequenceOutput]:
     """Count the tokens of a step that succeeded, and end the sequences that they end.
 
@@ -77,7 +89,7 @@ def count_step(
     return outputs
 
 
-def keep_prompt_scores(parts: "list[ScoredPart]") -> None:
+def keep_prompt_scores(parts: list[ScoredPart]) -> None:
     """Keep the log probabilities of the prompts of a collected step."""
     for seq, start, logprobs in parts:
         if seq.status is SequenceStatus.RUNNING and seq.prompt_scores is not None:

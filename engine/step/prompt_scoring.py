@@ -1,25 +1,15 @@
 """Log probabilities of prompt tokens, from the logits at the positions before them."""
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import torch
 
 from tandem.engine.batch.batch import ScoredChunk
 from tandem.engine.batch.upload import download, upload
 from tandem.engine.decoder.any_model import AnyModel
-from tandem.engine.schedule.sequence import Sequence
+from tandem.engine.step.outcome import ScoredPart
 from tandem.kernels.sampling.rows import SampledRows, new_sampled_rows
 from tandem.runtime.wire.prompt_logprobs import PromptLogprobs
-
-
-class ScoredPart(NamedTuple):
-    """Log probabilities of a sequence's prompt tokens after position `start`."""
-
-    seq: Sequence
-    start: int
-    logprobs: PromptLogprobs
-
 
 _ALIGNED_ROWS = 16  # parts begin at multiples of it: for an unaligned pointer Triton builds anew
 

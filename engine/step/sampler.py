@@ -12,7 +12,6 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import repeat
-from typing import NamedTuple
 
 import torch
 
@@ -20,18 +19,11 @@ from tandem.engine.batch.masks import MaskedRows, begin_masks
 from tandem.engine.batch.rows import ADJUSTS, DRAWS, FOLLOWS_GRAMMAR, WANTS_LOGPROBS, BatchRows
 from tandem.engine.batch.upload import download, upload
 from tandem.engine.schedule.sequence import Chunk
-from tandem.engine.step.outcome import UndrawnError
+from tandem.engine.step.outcome import SampledToken, UndrawnError
 from tandem.engine.step.token_adjustments import AdjustedRows, adjusted_tokens
 from tandem.kernels.sampling.rows import NO_TOKEN, SampledRows, new_sampled_rows
 from tandem.runtime.errors import InternalError, TandemError
 from tandem.runtime.wire.messages import TokenLogprobs
-
-
-class SampledToken(NamedTuple):
-    """One drawn token; `logprobs` where the request asked for them."""
-
-    token_id: int
-    logprobs: TokenLogprobs | None
 
 
 @dataclass(slots=True, frozen=True)

@@ -55,7 +55,7 @@ def _check_memory(
     """Return the tokens that fit beside the weights; a failure where not even one block does."""
     import torch
 
-    from tandem.engine.memory.kv_cache import bytes_per_token
+    from tandem.engine.memory.kv_blocks import bytes_per_token
 
     device = torch.device(resolved.device)
     if device.type == "cuda":

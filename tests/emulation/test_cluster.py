@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from tandem.bench.stack.served_stack import served
@@ -18,6 +19,10 @@ FLAGS = (
     *("--engine.emulate=h100/llama-3.1-8b", "--workers=3", "--runtime.pace=2"),
     *("--disagg.policy=threshold", "--disagg.max_local_prefill_length=1000"),
 )
+
+
+def has_torch(process: psutil.Process) -> bool:
+    return any("libtorch" in each.path for each in process.memory_maps())
 
 
 @pytest.mark.slow
@@ -31,6 +36,7 @@ async def test_answers_are_true_where_they_were_handed_over_and_when_their_worke
         served(Path("bundled"), None, FLAGS, tmp_path / "run") as stack,
         httpx.AsyncClient(base_url=stack.url, timeout=120) as client,
     ):
+        assert not any(map(has_torch, stack.processes["decode"]))
         (model,) = (await client.get("/v1/models")).json()["data"]
 
         async def ask(seed: int) -> None:

@@ -21,7 +21,7 @@ SAMPLINGS = [SamplingParams(temperature=0), SamplingParams(seed=2**64 - 1), Samp
 
 def digests_of(engine: EmulatedEngine) -> NDArray[np.uint64]:
     """The pool's own memory: [num_blocks, 2, block_size]."""
-    memory = engine.runner.kv_cache.tensor.view(-1).numpy().view(np.uint64)
+    memory = engine.runner.kv_cache.tensor.reshape(-1).view(np.uint64)
     return memory.reshape(-1, 2, engine.engine.block_pool.block_size)
 
 

@@ -79,7 +79,7 @@ async def test_a_flipped_bit_on_the_way_is_caught_and_the_answer_is_true(
                 runner = pair.two.worker.engine.runner
                 assert isinstance(runner, EmulatedRunner)
                 local, _ = pairs[0]  # type: ignore[index]
-                runner.kv_cache.tensor[local].view(-1)[0] += 1.0
+                runner.kv_cache.tensor[local].reshape(-1)[0] += 1.0
                 num_flipped += 1
                 return message
 

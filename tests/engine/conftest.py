@@ -15,8 +15,7 @@ from tandem.engine.core.engine import Engine
 from tandem.engine.schedule.block_pool import BlockPool
 from tandem.engine.schedule.outputs import SequenceOutput
 from tandem.engine.schedule.sequence import PENDING, Chunk, OnLayers, Sequence
-from tandem.engine.step.outcome import UndrawnError
-from tandem.engine.step.prompt_scoring import ScoredPart
+from tandem.engine.step.outcome import ScoredPart, UndrawnError
 from tandem.runtime.errors import InternalError
 from tandem.runtime.wire.messages import SamplingParams, StopConditions, TokenLogprobs
 

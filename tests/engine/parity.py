@@ -12,7 +12,7 @@ from tandem.engine.core.engine import Engine
 from tandem.engine.execution.model_runner import ModelRunner
 from tandem.engine.schedule.sequence import Sequence
 from tandem.engine.schedule.windows import num_blocks_needed
-from tandem.engine.step.sampler import SampledToken
+from tandem.engine.step.outcome import SampledToken
 from tandem.runtime.wire.messages import SamplingParams, StopConditions
 from tests.accuracy import judged_logits
 

@@ -9,7 +9,7 @@ import torch
 from tandem.engine.execution.model_runner import ModelRunner
 from tandem.engine.schedule.sequence import PENDING, Chunk, Sequence
 from tandem.engine.step.decode_graphs import Recorded
-from tandem.engine.step.sampler import SampledToken
+from tandem.engine.step.outcome import SampledToken
 from tandem.kernels.sampling.rows import SampledRows
 
 T = TypeVar("T")

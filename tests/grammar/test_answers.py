@@ -13,7 +13,7 @@ from tandem.engine.core.engine import Engine
 from tandem.engine.execution.model_runner import ModelRunner
 from tandem.engine.schedule.outputs import SequenceOutput
 from tandem.engine.schedule.sequence import Sequence
-from tandem.engine.step.sampler import SampledToken
+from tandem.engine.step.outcome import SampledToken
 from tandem.grammar import matcher
 from tandem.grammar.compiler import GrammarCompiler
 from tandem.models.random_model import write_random_model

@@ -8,7 +8,7 @@ import torch
 
 from tandem.kernels import checksum
 from tandem.kernels.checksum import ChecksumConfig
-from tandem.transfer.checksum import mix64
+from tandem.transfer.mix64 import mix64
 from tests.kernels.tolerance import launchers, unlike
 
 Parts = tuple[tuple[int, int], ...]

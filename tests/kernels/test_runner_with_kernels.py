@@ -9,7 +9,7 @@ import torch
 from tandem.engine.config import EngineConfig
 from tandem.engine.execution.model_runner import ModelRunner
 from tandem.engine.schedule.sequence import Chunk, Sequence
-from tandem.engine.step.sampler import SampledToken
+from tandem.engine.step.outcome import SampledToken
 from tandem.models.random_model import write_random_model
 from tandem.runtime.wire.messages import SamplingParams, StopConditions
 from tests.engine.step_doubles import CallAgain, Pipeline

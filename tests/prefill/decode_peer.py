@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from tandem.engine.schedule.sequence import Sequence
-from tandem.engine.step.sampler import SampledToken
+from tandem.engine.step.outcome import SampledToken
 from tandem.prefill.config import PrefillConfig
 from tandem.prefill.worker import PrefillRole
 from tandem.queue.config import QueueConfig

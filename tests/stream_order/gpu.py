@@ -18,7 +18,7 @@ from tandem.engine.execution.model_runner import ModelRunner
 from tandem.engine.execution.profile import StepProfile
 from tandem.engine.step.launched import LaunchedStep
 from tandem.kernels import arrivals, tuned
-from tandem.transfer import checksum, cuda_context, loopback
+from tandem.transfer import cuda_context, loopback, mix64
 from tandem.transfer.agents.agent import TransferAgent
 from tests.stream_order.clocks import CELL_BYTES, COLLECTION, HOST, Memory, Order
 from tests.stream_order.tensors import DeviceTensor, Graph, Operations, Stream, _index
@@ -321,8 +321,8 @@ def _clear_caches() -> None:
     for cached in (
         arrivals.arrivals,
         tuned._count_multiprocessors,
-        checksum._stream,
-        checksum._device_parts,
+        mix64._stream,
+        mix64._device_parts,
     ):
         cached.cache_clear()
 

@@ -14,8 +14,7 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.core.engine import Engine
 from tandem.engine.execution.model_runner import ModelRunner
 from tandem.engine.schedule.sequence import LayerProgress, Sequence, layer_boundaries
-from tandem.engine.step.outcome import DeviceLostError
-from tandem.engine.step.sampler import SampledToken
+from tandem.engine.step.outcome import DeviceLostError, SampledToken
 from tandem.runtime.errors import InternalError, TransferError
 from tandem.runtime.wire.messages import SamplingParams, StopConditions
 from tandem.transfer.agents.group import TransferGroup, WriteOrder

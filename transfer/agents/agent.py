@@ -18,8 +18,6 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-
 from tandem.runtime.clock import wall_seconds
 from tandem.runtime.errors import TandemError, TransferError
 from tandem.runtime.wire.cluster_messages import RankMetadata
@@ -33,7 +31,6 @@ from tandem.transfer.agents.reactor import (
 )
 from tandem.transfer.checksum import checksum_steps, part_checksums
 from tandem.transfer.config import TransferConfig
-from tandem.transfer.cuda_context import begin_settling, ensure_cuda_context
 from tandem.transfer.layout import KvLayout
 from tandem.transfer.transport import BlockGrid, KvMemory, Operation, Parts
 
@@ -275,16 +272,22 @@ class TransferAgent:
 
     def _open(self) -> TransferReactor:
         _set_timer_slack()
+        settle = None
         if self._kv.memory == "VRAM":
+            # Imported here: a worker without a GPU may have no torch.
+            import torch
+
+            from tandem.transfer.cuda_context import begin_settling, ensure_cuda_context
+
             torch.cuda.set_device(self._kv.device_id)  # per thread; kernels launch on the current
             ensure_cuda_context(self._kv.device_id)
+            settle = partial(begin_settling, self._kv.device_id)
         transport = open_transport(self._config.backend, self._name)
         grid = _grid_of(self._kv)
         transport.register(grid)
         self._agent_metadata = transport.metadata()
         parts = ((0, self._layout.head_bytes),)
         part_checksums(self._kv.tensor, [0], parts, self._layout.checksum)  # compiles it on a GPU
-        settle = None if self._kv.memory == "DRAM" else partial(begin_settling, self._kv.device_id)
         timeout_s = self._config.write_timeout_s
         return TransferReactor(self._name, transport, grid.num_blocks, timeout_s, settle)
 

@@ -214,7 +214,7 @@ class TransferGroup:
         if num_bytes >= MIN_JUDGED_BYTES:
             # Once: each thread that allocates as many bytes keeps them.
             self._expected_bytes_per_s = self._expected_bytes_per_s or await asyncio.to_thread(
-                expected_bytes_per_s, self.pool.tensor, num_bytes
+                expected_bytes_per_s, self.pool, num_bytes
             )
             if complaint := complaint_about(
                 name, rates, self.pool.memory, self._expected_bytes_per_s, os.environ

@@ -6,10 +6,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-import torch
+import numpy as np
 
 from tandem.transfer.agents.link import LinkRates
-from tandem.transfer.transport import Memory
+from tandem.transfer.checksum import host_bytes
+from tandem.transfer.transport import KvMemory, Memory
 
 NUM_SAMPLES = 5
 SLOW_FRACTION = 0.1  # of the rate of the memory's kind; slower links are warned of
@@ -89,19 +90,21 @@ def core_share(memory: Memory) -> float:
     """Return the share of a transfer's time that computing loses, which shares the host's cores."""
     if memory == "VRAM":
         return 0.1  # only the post runs on the host
+    import torch  # here: a worker that only emulates has none
+
     return min(1.0, torch.get_num_threads() / (os.cpu_count() or 1))
 
 
-def expected_bytes_per_s(pool: torch.Tensor, num_bytes: int) -> float:
+def expected_bytes_per_s(pool: KvMemory, num_bytes: int) -> float:
     """Return the rate that a link between such pools should reach: in host memory, a copy's."""
-    if pool.device.type == "cuda":
+    if pool.memory == "VRAM":
         return VRAM_BYTES_PER_S
-    source = pool.view(-1).view(torch.uint8)[-num_bytes:]
-    target = torch.empty_like(source)
+    source = np.frombuffer(host_bytes(pool.tensor), np.uint8)[-num_bytes:]
+    target = np.zeros_like(source)
     samples = []
     for _ in range(NUM_SAMPLES):
         started_at = time.perf_counter()
-        target.copy_(source)
+        np.copyto(target, source)
         samples.append(time.perf_counter() - started_at)
     return num_bytes / min(samples)
 

@@ -18,8 +18,7 @@ from tandem.bench.report.figures import Figure, at_most
 from tandem.bench.report.setting import Setting, setting_for
 from tandem.engine.config import DeviceKind, EngineConfig
 from tandem.engine.schedule.sequence import Chunk, OnLayers
-from tandem.engine.step.prompt_scoring import ScoredPart
-from tandem.engine.step.sampler import SampledToken
+from tandem.engine.step.outcome import SampledToken, ScoredPart
 
 STEP_S = 2e-3
 DRY = setting_for("cpu")

@@ -12,7 +12,7 @@ from tandem.engine.architecture.config import load_model_config
 from tandem.engine.architecture.rope_config import RopeConfig
 from tandem.engine.config import EngineConfig
 from tandem.engine.execution.model_code import choose_model_config
-from tandem.engine.memory.kv_cache import choose_max_model_len
+from tandem.engine.memory.kv_blocks import choose_max_model_len
 from tandem.runtime.errors import ModelError
 
 BASE: dict[str, Any] = {

@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 from tandem.engine.config import EngineConfig
 from tandem.engine.core.engine import Engine
 from tandem.engine.execution.model_runner import ModelRunner
-from tandem.engine.memory.kv_cache import Memory, num_spare_blocks
+from tandem.engine.memory.kv_blocks import Memory, num_spare_blocks
 from tandem.engine.schedule.sequence import Chunk, Sequence
 from tandem.engine.step.sampler import SamplingPlan
 from tandem.kernels.cpu.linear import is_for_c

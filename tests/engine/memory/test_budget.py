@@ -22,7 +22,7 @@ from tandem.engine.memory.budget import (
     decode_graph_bytes,
     kv_budget_bytes,
 )
-from tandem.engine.memory.kv_cache import (
+from tandem.engine.memory.kv_blocks import (
     block_bytes,
     most_useful_blocks,
     num_blocks_within,

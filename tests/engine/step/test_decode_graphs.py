@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from tandem.engine.config import EngineConfig
+from tandem.engine.config import EngineConfig, batch_sizes
 from tandem.engine.execution.model_runner import ModelRunner
 from tandem.engine.schedule.sequence import PENDING, Chunk, Sequence, one_by_one
-from tandem.engine.step.decode_graphs import Recorded, batch_sizes
-from tandem.engine.step.sampler import SampledToken
+from tandem.engine.step.decode_graphs import Recorded
+from tandem.engine.step.outcome import SampledToken
 from tandem.models.random_model import write_random_model
 from tandem.runtime.errors import InternalError
 from tandem.runtime.process import progress

@@ -10,7 +10,8 @@ import torch
 
 from tandem.engine.batch.rows import BatchRows
 from tandem.engine.schedule.sequence import PENDING, Chunk, Sequence
-from tandem.engine.step.sampler import HostTokens, SampledToken, Sampler
+from tandem.engine.step.outcome import SampledToken
+from tandem.engine.step.sampler import HostTokens, Sampler
 from tandem.kernels.reference import sampling as reference
 from tandem.kernels.reference.masks import mask_logits
 from tandem.kernels.sampling.rows import NO_TOKEN, uniform
