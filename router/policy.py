@@ -133,14 +133,16 @@ class Router:
         hashes: list[bytes],
         num_blocks: int,
         ttft_target_s: float | None = None,
+        named: str = "",
     ) -> RoutingDecision:
         """Return the instance for a prompt of `num_blocks` blocks; `hashes` are of the full ones.
 
         `hashes` may be empty where `heeds_prefix` is False. `ttft_target_s` is the request's own,
-        in place of that which the instances report.
+        in place of that which the instances report. `named` is the candidate that another process
+        has chosen, to which the others are only compared; empty without one.
         """
         if self.config.policy == "round_robin":
-            return self._next_in_turn(candidates)
+            return self._next_in_turn([named] if named else candidates)
         if len(candidates) == 1:
             return self._only(candidates[0], num_blocks)
         loads = self._loads
@@ -164,11 +166,12 @@ class Router:
         predicted_s = costs
         if 0 < np.count_nonzero(fit) < len(candidates):
             costs = np.where(fit, costs, np.inf)
-        best = self._best(costs, num_heeded, margin)
-        if seconds is not None and holding is None:
+        best = candidates.index(named) if named else self._best(costs, num_heeded, margin)
+        if seconds is not None and holding is None and not named:
             best = self._tried(best, candidates, costs, num_cached)
         overlap = 0 if num_cached is None else int(num_cached[best])
         among = f"{len(candidates)}, overlap {overlap}/{num_blocks}"
+        among += ", named by the endpoint picker" if named else ""
         cost = costs.item(best)
         if seconds is None:
             return RoutingDecision(candidates[best], overlap, f"cost {cost:g} of {among}")

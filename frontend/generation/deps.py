@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from tandem.frontend.access.named_worker import NamedWorkers
 from tandem.frontend.access.room import Room
 from tandem.frontend.catalog.catalog import Catalog
 from tandem.frontend.config import FrontendConfig
@@ -23,4 +24,5 @@ class FrontendDeps:
     metrics: FrontendMetrics
     recent: Recent
     trace: TraceFile
+    named_workers: NamedWorkers
     waiting: Room  # of new sequences that wait for a worker to return

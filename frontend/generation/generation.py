@@ -12,7 +12,7 @@ from tandem.frontend.chat.responses import ChoiceTimeline, Usage, usage
 from tandem.frontend.generation.choice_text import ChoiceText
 from tandem.frontend.generation.deps import FrontendDeps
 from tandem.frontend.generation.failover import Failover, decision_headers
-from tandem.frontend.generation.plan import Choice, Plan
+from tandem.frontend.generation.plan import Choice, Plan, prefix_hashes
 from tandem.frontend.http.api import Work
 from tandem.frontend.http.exchange import Exchange, header_value
 from tandem.frontend.parsers.plain import PlainParser
@@ -27,7 +27,6 @@ from tandem.runtime.errors import (
     TandemError,
 )
 from tandem.runtime.plane.response_stream import ResponseStream
-from tandem.runtime.wire.block_hash import block_hashes
 from tandem.runtime.wire.decoding import decoder
 from tandem.runtime.wire.messages import (
     GenerateRequest,
@@ -38,7 +37,6 @@ from tandem.runtime.wire.messages import (
 )
 from tandem.runtime.wire.prompt_logprobs import PromptLogprobs
 
-_MAX_HASHED_BLOCKS = 2048  # of a prompt; hashing more would hold up the streams for milliseconds
 _decode_delta = decoder(TokenDelta)
 
 
@@ -138,8 +136,11 @@ class AnswerWriter(Protocol):
         """End a choice, which is counted as open no more."""
 
 
-def new_answer(plan: Plan, deps: FrontendDeps, owner: str) -> Answer:
-    """Return an answer of which nothing is generated yet, for the holder of an API key."""
+def new_answer(plan: Plan, deps: FrontendDeps, owner: str, named: str) -> Answer:
+    """Return an answer of which nothing is generated yet, for the holder of an API key.
+
+    Its first choice goes to the worker `named` by the endpoint picker, if that is there.
+    """
     model, body = plan.model, plan.body
     output = plan.format.output
     shows_marks = output is not None and model.text.detokenizers.has_special(output.all_marks)
@@ -159,6 +160,7 @@ def new_answer(plan: Plan, deps: FrontendDeps, owner: str) -> Answer:
             lists_ids=bool(body.return_tokens_as_token_ids),
         )
         failover = Failover(choice.request.request_id, model, plan.context, deps, owner)
+        failover.named = named if choice.index == 0 else ""
         return ChoiceRun(choice, text, failover)
 
     return Answer(plan, [new_run(choice) for choice in plan.choices], len(plan.choices))
@@ -236,9 +238,8 @@ class _ChoiceSequence:
         # the tokens of an image do not name it, and the worker puts others in their place
         if not with_hashes or self._run.choice.request.images:
             return num_blocks, []
-        hashed = (prompt + generated)[: _MAX_HASHED_BLOCKS * block_size]
         salt = self._run.choice.request.cache_salt
-        return num_blocks, block_hashes(hashed, block_size, salt=salt)
+        return num_blocks, prefix_hashes(prompt + generated, block_size, salt)
 
     def payload(self) -> bytes:
         request = resume_after(self._run.choice.request, self._run.generated)

@@ -19,6 +19,7 @@ from tandem.frontend.generation.prompts import Prompt, PromptMaker, check_token_
 from tandem.frontend.http.api import Call
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import InvalidRequestError
+from tandem.runtime.wire.block_hash import block_hashes
 from tandem.runtime.wire.messages import (
     GenerateRequest,
     PrefillPlace,
@@ -34,6 +35,7 @@ T = TypeVar("T")
 _PREFILL_HEADER = "x-tandem-prefill"
 _PLACEMENTS: dict[bytes, Literal["local", "remote"]] = {b"local": "local", b"remote": "remote"}
 _TIMELINE_HEADER = "x-tandem-timeline"  # asks for the timeline: other servers ignore the header
+_MAX_HASHED_BLOCKS = 2048  # of a prompt; hashing more would hold up the streams for milliseconds
 _IMAGE = re.compile(r"images\[(\d{1,3})\]")
 _SWITCH = {b"true": True, b"false": False}
 _TTFT_HEADER = "x-tandem-ttft-target-ms"
@@ -95,7 +97,7 @@ async def new_plan(
     model, context, headers = of_tokens(served), call.context, call.exchange.headers
     placement = _one_of(headers, _PREFILL_HEADER, _PLACEMENTS)
     wants_timeline = _one_of(headers, _TIMELINE_HEADER, _SWITCH) or False
-    wishes = _Wishes(placement, _targets(headers), call.owner)
+    wishes = _Wishes(placement, targets_in(headers), call.owner)
     clamps = prompt_maker.config.clamp_max_tokens or call.clamps_max_tokens
     prompts = await prompt_maker.prompts(body, model, clamps=clamps)
     is_chat = isinstance(body, ChatRequest)
@@ -112,6 +114,12 @@ async def new_plan(
     choices = _choices(body, model, prompts, sampling, format, context, wishes)
     num_tokens = sum([len(prompt.token_ids) for prompt in prompts])
     return Plan(model, body, prompts, choices, format, context, head, wants_timeline, num_tokens)
+
+
+def prefix_hashes(token_ids: list[int], block_size: int, salt: str) -> list[bytes]:
+    """Return the hashes of the first blocks of a prompt, as the router looks them up."""
+    hashed = token_ids[: _MAX_HASHED_BLOCKS * block_size]
+    return block_hashes(hashed, block_size, salt=salt)
 
 
 def of_tokens(model: ServedModel) -> TokenModel:
@@ -253,7 +261,8 @@ def _one_of(headers: Mapping[bytes, bytes], name: str, values: Mapping[bytes, T]
     return value
 
 
-def _targets(headers: Mapping[bytes, bytes]) -> Targets | None:
+def targets_in(headers: Mapping[bytes, bytes]) -> Targets | None:
+    """Return the latencies that the headers of a request ask for; None without them."""
     ttft_ms, itl_ms = _target_ms(headers, _TTFT_HEADER), _target_ms(headers, _ITL_HEADER)
     return None if ttft_ms is None and itl_ms is None else Targets(ttft_ms, itl_ms)
 

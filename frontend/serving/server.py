@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 from tandem.frontend.access.access import Access
 from tandem.frontend.access.limits import LIMIT_HEADERS
+from tandem.frontend.access.named_worker import NamedWorkers
 from tandem.frontend.access.room import Room
 from tandem.frontend.access.shared_limits import SharedLimits
 from tandem.frontend.catalog.catalog import Catalog
@@ -87,6 +88,7 @@ class FrontendServer:
             self.metrics,
             self.recent,
             self._trace,
+            NamedWorkers(node.config.cluster_token),
             Room(frontend.max_waiting_requests),
         )
         self.collector = Collector(

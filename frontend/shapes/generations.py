@@ -83,7 +83,8 @@ class Generations:
         if call.exchange.client is not None:
             call.charge = call.exchange.client.charge(plan.num_prompt_tokens, most_generated(plan))
         call.keeps_body = bool(plan.choices[0].request.images)
-        answer = new_answer(plan, self._deps, call.owner)
+        named = self._deps.named_workers.named_in(call.exchange.headers)
+        answer = new_answer(plan, self._deps, call.owner, named)
         call.record.summarize = answer.summary
         work = generate(answer, new_writer(answer), call.exchange, self._deps)
         return self._with_comments(work, call) if body.stream else work

@@ -33,6 +33,17 @@ def test_the_instance_with_the_prefix_is_chosen() -> None:
     assert "overlap 6/10" in decision.reason
 
 
+def test_an_instance_that_is_named_is_chosen_and_compared_with_the_others() -> None:
+    chosen = router()
+    chosen.index.apply(KvEvent("b", "e", 1, stored=HASHES[:6]))
+    assert all(chosen.choose(["a", "b"], HASHES, 10, named="a").instance_id == "a" for _ in "1234")
+    decision = chosen.choose(["a", "b"], HASHES, 10, named="b")
+    assert (decision.instance_id, decision.num_overlap_blocks) == ("b", 6)
+    assert decision.reason.endswith("named by the endpoint picker")
+    in_turn = router(policy="round_robin")
+    assert [in_turn.choose(["a", "b"], [], 1, named="b").instance_id for _ in "12"] == ["b", "b"]
+
+
 def test_load_outweighs_a_prefix_when_it_is_larger() -> None:
     chosen = router()
     chosen.index.apply(KvEvent("b", "e", 1, stored=HASHES[:6]))
