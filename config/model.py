@@ -15,6 +15,7 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, SecretStr
 from pydantic.fields import FieldInfo
 
+from tandem.config.epp import EppConfig
 from tandem.config.flags import Flag
 from tandem.config.planner import PlannerConfig
 from tandem.config.sources import (
@@ -56,6 +57,7 @@ class TandemConfig(BaseModel):
     frontend: FrontendConfig = FrontendConfig.model_validate({})
     router: RouterConfig = RouterConfig.model_validate({})
     planner: PlannerConfig = PlannerConfig.model_validate({})
+    epp: EppConfig = EppConfig.model_validate({})
 
 
 @dataclass(frozen=True, slots=True)

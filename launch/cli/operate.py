@@ -16,6 +16,7 @@ from tandem.launch.cli.options import (
 )
 from tandem.launch.simulation.options import HandoffOptions, LoadOptions
 from tandem.runtime.errors import ConfigError
+from tandem.runtime.extras import install_command
 from tandem.runtime.wire.cluster_messages import ControlName, WorkerRole
 
 app = typer.Typer()
@@ -128,6 +129,23 @@ def planner(
 
     session.set("planner.mode", mode, "--mode")
     uvloop.run(run_planner(session.load_for_cluster()))
+
+
+@app.command(epilog=f"Example: tandem epp --epp.host=0.0.0.0. {CONFIG_HELP}")
+@shares(session=cluster_session)
+def epp(session: Session) -> None:
+    """Answer a Gateway which frontend and which worker a request should go to.
+
+    It is an endpoint picker of the Gateway API Inference Extension: a gRPC server that Envoy asks.
+    """
+    import uvloop
+
+    try:
+        from tandem.launch.epp.process import run_epp
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is not installed: {install_command('gateway')}") from None
+
+    uvloop.run(run_epp(session.load_for_cluster()))
 
 
 @app.command(epilog="Example: tandem rollout")
