@@ -104,7 +104,9 @@ def test_the_image_and_the_commands_are_the_product_s(manifests: list[Manifest])
     for pod in pod_templates(manifests):
         container = main_container(pod)
         assert re.fullmatch(r"(registry\.example/)?tandem:[\w.]+", container["image"])
-        assert container["args"][0] in ("frontend", "planner", "worker", "decode", "prefill")
+        assert container["args"][0] in (
+            "epp", "frontend", "planner", "worker", "decode", "prefill",
+        )  # fmt: skip
         assert container.get("command", ["sh"])[0] == "sh"
         assert pod["spec"]["securityContext"]["runAsUser"] == int(user)
 
@@ -125,6 +127,7 @@ def test_config_ports_and_probes_are_the_product_s(
             "frontend": {"http": config.frontend.port},
             "worker": {"requests": runtime.port, "metrics": runtime.metrics_port},
             "planner": {"metrics": runtime.metrics_port},
+            "epp": {"grpc": config.epp.port, "metrics": runtime.metrics_port},
         }[kind]
         assert ports == expected
         probes = [container[key] for key in container if key.endswith("Probe")]
@@ -136,6 +139,10 @@ def test_config_ports_and_probes_are_the_product_s(
         if kind == "frontend":
             server = config.frontend
             files += [server.tls_cert_file, server.tls_key_file, server.api_keys_file]
+        if kind == "epp":
+            assert config.epp.host == "0.0.0.0"
+            files += [config.epp.tls_cert_file, config.epp.tls_key_file]
+            files.append(config.frontend.api_keys_file)
         assert all(str(Path(file).parent) in mounts for file in files if file)
 
 
@@ -156,6 +163,37 @@ def test_firewalls_open_the_ports_of_the_config(manifests: list[Manifest], tmp_p
     ]
     [rule] = policies["frontend"]["ingress"]
     assert rule["ports"] == [{"port": config.frontend.port}]
+
+
+def test_a_gateway_finds_the_frontends_and_the_picker(
+    manifests: list[Manifest], tmp_path: Path
+) -> None:
+    named = {(each["kind"], each["metadata"]["name"]): each for each in manifests}
+    pickers = [each for each in pod_templates(manifests) if kind_of(each) == "epp"]
+    pools = [each for each in manifests if each["kind"] == "InferencePool"]
+    assert len(pickers) == len(pools)
+    for pod, pool in zip(pickers, pools, strict=True):
+        config = config_of(manifests, pod, tmp_path).config
+        assert pool["apiVersion"] == "inference.networking.k8s.io/v1"
+        assert pool["spec"]["targetPorts"] == [{"number": config.frontend.port}]
+        chosen = pool["spec"]["selector"]["matchLabels"].items()
+        found = [
+            kind_of(each)
+            for each in pod_templates(manifests)
+            if chosen <= each["metadata"]["labels"].items()
+        ]
+        assert found == ["frontend"]
+        service = named["Service", pool["spec"]["endpointPickerRef"]["name"]]["spec"]
+        [port] = service["ports"]
+        assert port["port"] == pool["spec"]["endpointPickerRef"]["port"]["number"]
+        assert service["selector"].items() <= pod["metadata"]["labels"].items()
+        [grpc, _] = named["NetworkPolicy", "mine-epp"]["spec"]["ingress"]
+        assert grpc["ports"] == [{"port": config.epp.port}]
+
+
+def test_the_chart_stays_small() -> None:
+    files = [CHART / "Chart.yaml", CHART / "values.yaml", *(CHART / "templates").iterdir()]
+    assert sum(len(file.read_text().splitlines()) for file in files) <= 400
 
 
 def test_queries_name_metrics_and_labels_that_exist(manifests: list[Manifest]) -> None:

@@ -34,7 +34,7 @@ tandem_{{ join "_" $names }}_tickets
 {{- define "tandem.pod" -}}
 {{- $values := .root.Values }}
 {{- $worker := .worker | default dict }}
-{{- $stop := ternary 5 0 (eq .kind "frontend") }}
+{{- $stop := ternary 5 0 (has .kind (list "frontend" "epp")) }}
 metadata:
   labels: {{ include "tandem.labels" . }}
   annotations: {tandem/config: {{ include "tandem.config" .root | sha256sum | trunc 16 | quote }}}
@@ -80,28 +80,17 @@ spec:
         {{- end }}
       {{- if .port }}
       ports: {{ toJson .ports }}
-      startupProbe: # a start may download a model and compile kernels
-        httpGet: {path: /live, port: {{ .port }}, scheme: {{ .scheme }}}
-        periodSeconds: 5
-        failureThreshold: 360
-      livenessProbe:
-        httpGet: {path: /live, port: {{ .port }}, scheme: {{ .scheme }}}
-        timeoutSeconds: 5
-        failureThreshold: 6
-      readinessProbe:
-        httpGet: {path: /health, port: {{ .port }}, scheme: {{ .scheme }}}
-        timeoutSeconds: 2
-        periodSeconds: 2
+      # a start may download a model and compile kernels
+      startupProbe: {httpGet: {path: /live, port: {{ .port }}, scheme: {{ .scheme }}}, periodSeconds: 5, failureThreshold: 360}
+      livenessProbe: {httpGet: {path: /live, port: {{ .port }}, scheme: {{ .scheme }}}, timeoutSeconds: 5, failureThreshold: 6}
+      readinessProbe: {httpGet: {path: /health, port: {{ .port }}, scheme: {{ .scheme }}}, timeoutSeconds: 2, periodSeconds: 2}
       {{- end }}
       {{- if $stop }}
       lifecycle: {preStop: {sleep: {seconds: {{ $stop }}}}} # until no Service sends requests here
       {{- end }}
       terminationMessagePolicy: FallbackToLogsOnError # the log's end stays in the pod's status
       resources: {{ toJson .resources }}
-      securityContext:
-        allowPrivilegeEscalation: false
-        readOnlyRootFilesystem: true
-        capabilities: {drop: [ALL], add: {{ toJson ($worker.capabilities | default list) }}}
+      securityContext: {allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {drop: [ALL], add: {{ toJson ($worker.capabilities | default list) }}}}
       volumeMounts:
         - {name: config, mountPath: /etc/tandem, readOnly: true}
         - {name: tmp, mountPath: /tmp}
@@ -130,4 +119,26 @@ spec:
     {{- range .secrets }}
     - {name: {{ lower . }}, secret: {secretName: {{ get $values.secrets . }}}}
     {{- end }}
+{{- end }}
+
+{{- /* A Deployment of one `tandem` process: as above, and replicas and strategy. */ -}}
+{{- define "tandem.deployment" }}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {{ include "tandem.metadata" . }}
+spec:
+  replicas: {{ .replicas }}
+  strategy: {{ toJson .strategy }}
+  selector: {matchLabels: {{ include "tandem.labels" (pick . "root" "group") }}}
+  template: {{- include "tandem.pod" . | nindent 4 }}
+{{- end }}
+
+{{- /* A NetworkPolicy of this name for the pods of a kind. */ -}}
+{{- define "tandem.policy" }}
+---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {{ include "tandem.metadata" (pick . "root" "group") }}
+spec: {podSelector: {matchLabels: {{ include "tandem.labels" (pick . "root" "kind") }}}, policyTypes: [Ingress], ingress: {{ toJson .ingress }}}
 {{- end }}
