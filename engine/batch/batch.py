@@ -103,26 +103,32 @@ class Batch:
 
 def pack_step(chunks: list[Chunk]) -> PackedStep:
     """Pack `chunks` into arrays. Leaves the sequences as they are."""
-    decodes = [chunk for chunk in chunks if chunk.end - chunk.start == 1]
-    prefills = []
-    if len(decodes) < len(chunks):
+    seqs, starts, ends, samples = zip(*chunks, strict=True)
+    if sum(ends) - sum(starts) == len(chunks):  # none has less than a token
+        decodes, prefills = chunks, []
+    else:
+        decodes = [chunk for chunk in chunks if chunk.end - chunk.start == 1]
         prefills = [chunk for chunk in chunks if chunk.end - chunk.start > 1]
-    batch_rows = array("q", [seq.batch_row for seq, _, _, _ in decodes])
-    positions = array("q", [start for _, start, _, _ in decodes])
-    token_ids = array("q", [seq.token_ids[start] for seq, start, _, _ in decodes])
+        seqs, starts, _, _ = zip(*decodes, strict=True) if decodes else ((), (), (), ())
+    batch_rows = array("q", [seq.batch_row for seq in seqs])
+    positions = array("q", starts)
+    token_ids = array("q", [seq.token_ids[start] for seq, start in zip(seqs, starts, strict=True)])
     cu_seqlens = array("q", [0])
     for seq, start, end, _ in prefills:
         batch_rows.extend(repeat(seq.batch_row, end - start))
         positions.extend(range(start, end))
         token_ids.extend(seq.token_ids[start:end])
         cu_seqlens.append(cu_seqlens[-1] + end - start)
-    sampled = [chunk for chunk in chunks if chunk.samples]
+    sampled, sampled_ends = chunks, array("q", ends)
+    if not all(samples):
+        sampled = [chunk for chunk in chunks if chunk.samples]
+        sampled_ends = array("q", [chunk.end for chunk in sampled])
     is_whole = not prefills and len(sampled) == len(chunks)
     return PackedStep(
         num_decodes=len(decodes),
         num_prefills=len(prefills),
         sampled=sampled,
-        sampled_ends=array("q", [chunk.end for chunk in sampled]),
+        sampled_ends=sampled_ends,
         batch_rows=batch_rows,
         positions=positions,
         token_ids=token_ids,
@@ -148,8 +154,8 @@ def build_batch(step: PackedStep, table: BatchRows, block_size: int) -> Batch:
         indices = table.ordinals[:num_decodes]
     longest = max(step.positions[:num_decodes], default=0) + 1
     longest_sampled = max(step.sampled_ends, default=0)
-    no_rows = Rows(positions[:0], positions[:0], table.block_tables[:0, :, 0])
-    batch_rows, context_lens, cu_seqlens = of_prefills or [positions[:0]] * 3
+    no_rows = Rows(table.no_rows, table.no_rows, table.no_tables)
+    batch_rows, context_lens, cu_seqlens = of_prefills or [table.no_rows] * 3
     longest_prefill = max(step.prefill_context_lens, default=0)
 
     def of_group(group: int) -> Batch:
@@ -159,7 +165,9 @@ def build_batch(step: PackedStep, table: BatchRows, block_size: int) -> Batch:
             return Rows(batch_rows, context_lens, tables)
 
         decodes = prefills = no_rows
-        if num_decodes:
+        if num_decodes and not step.num_prefills:
+            decodes = rows(token_rows, ends, longest)
+        elif num_decodes:
             decodes = rows(token_rows[:num_decodes], ends[:num_decodes], longest)
         if step.num_prefills:
             prefills = rows(batch_rows, context_lens, longest_prefill)
@@ -207,8 +215,8 @@ def build_decode_batch(inputs: torch.Tensor, table: BatchRows, block_size: int) 
             positions=stored,
             slot_mapping=slots.masked_fill_(positions < 0, -1),
             decodes=rows,
-            prefills=Rows(positions[:0], positions[:0], tables[:0]),
-            prefill_cu_seqlens=positions[:0],
+            prefills=Rows(table.no_rows, table.no_rows, table.no_tables),
+            prefill_cu_seqlens=table.no_rows,
             max_query_len=0,
             sampled=rows,
             logits_indices=table.ordinals[: inputs.shape[1]],

@@ -68,6 +68,9 @@ class BatchRows:
         )
         self.flat_tables = self.block_tables.view(-1)
         self.ordinals = torch.arange(num_rows, device=device)
+        # For batches without such rows: a slice of a tensor takes a microsecond.
+        self.no_rows = torch.empty(0, dtype=torch.int64, device=device)
+        self.no_tables = torch.empty(0, 0, dtype=torch.int64, device=device)
         # [num_rows] the last token drawn, NO_TOKEN if that failed
         self.drawn = torch.zeros(num_rows, dtype=torch.int64, device=device)
         # [num_rows] each: a column that is gathered alone starts where Triton expects it to.
@@ -130,19 +133,13 @@ class BatchRows:
 
     def apply(self, changes: RowChanges) -> None:
         """Write what `take_changes` returned, before all that follows on this stream."""
-        places, block_ids, taken, top_ks, seeds, bits = upload(
-            [
-                changes.places,
-                changes.block_ids,
-                changes.taken_rows,
-                changes.top_ks,
-                changes.seeds,
-                changes.reals,
-            ],
-            self.device,
-        )
+        sections: list[array[int] | array[float]] = [changes.places, changes.block_ids]
+        if changes.taken_rows:
+            sections += [changes.taken_rows, changes.top_ks, changes.seeds, changes.reals]
+        places, block_ids, *of_taken = upload(sections, self.device)
         self.flat_tables.index_copy_(0, places, block_ids)
-        if len(changes.taken_rows):
+        if of_taken:
+            taken, top_ks, seeds, bits = of_taken
             reals = bits.view(torch.float64).view(-1, 3).to(torch.float32)
             self._temperatures.index_copy_(0, taken, reals[:, 0])
             self._top_ps.index_copy_(0, taken, reals[:, 1])

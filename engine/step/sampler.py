@@ -128,7 +128,7 @@ class HostTokens:
     """A step's tokens, copied to the host; valid once the step has happened."""
 
     def __init__(self, rows: list[Chunk], sampled: SampledRows, plan: SamplingPlan) -> None:
-        self._request_ids = [row.seq.request_id for row in rows]
+        self._rows = rows
         self._num_tops = plan.num_tops
         self._masked = plan.masked
         self._token_ids = download(sampled.token_ids)
@@ -152,7 +152,9 @@ class HostTokens:
     def _reasons(self, token_ids: list[int]) -> dict[int, TandemError | None]:
         """Return the rows without a token, each with its error; None: it waits for its mask."""
         reasons: dict[int, TandemError | None] = {
-            row: InternalError(f"logits are not finite for request {self._request_ids[row]}")
+            row: InternalError(
+                f"logits are not finite for request {self._rows[row].seq.request_id}"
+            )
             for row, token_id in enumerate(token_ids)
             if token_id == NO_TOKEN
         }
