@@ -33,16 +33,19 @@ def attend_all(
     """Return [num_tokens, num_heads, head_dim], the attention of every token of a batch."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     num_decodes, prefills = len(batch.decodes), batch.prefills
-    q_of_prefills, out_of_prefills = q, out
+    q_of_decodes = q_of_prefills = q
+    out_of_decodes = out_of_prefills = out
+    if num_decodes and len(prefills):  # every layer comes here, and slices are not free
+        q_of_decodes, q_of_prefills = q.tensor_split((num_decodes,))
+        out_of_decodes, out_of_prefills = out.tensor_split((num_decodes,))
     if num_decodes:
-        q_of_prefills, out_of_prefills = q[num_decodes:], out[num_decodes:]
         attend_last(
             kernels,
-            q[:num_decodes],
+            q_of_decodes,
             batch.decodes,
             kv_cache,
             scale,
-            out[:num_decodes],
+            out_of_decodes,
             of_layer,
             of_step.paged_decode_attention,
         )
