@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from tandem.runtime.address import new_id
 from tandem.runtime.context import RequestContext
@@ -26,19 +26,27 @@ from tandem.sdk.engine.llm_engine import LLMEngine
 from tandem.sdk.engine.metrics import EngineMetrics, SnapshotPublisher, register_global_registry
 from tandem.sdk.engine.types import EngineConfig, GenerateChunk, GenerateRequest, VectorRequest
 from tandem.sdk.engine.worker_config import WorkerConfig
-from tandem.sdk.exceptions import (
-    DynamoException,
-    EngineShutdown,
-    InvalidArgument,
-    RouterQueueLimitExceeded,
-    StreamIncomplete,
-    WorkerUnavailable,
-)
+from tandem.sdk.exceptions import EngineShutdown, InvalidArgument, StreamIncomplete
 from tandem.sdk.kv.sources import KvEventSource, ZmqSource
 from tandem.sdk.worker import telemetry
 from tandem.sdk.worker.context import Context
-from tandem.vllm.pooling import endpoint_types, num_labels, pooled, probe, sees_images, type_fields
-from tandem.vllm.sampling import bad_words, cancelled, chunk_of, grammar_fields, sampling_fields
+from tandem.sdk.worker.distributed_runtime import Endpoint
+from tandem.vllm.controls import CONTROLS, Controls
+from tandem.vllm.requests.pooling import (
+    endpoint_types,
+    num_labels,
+    pooled,
+    probe,
+    sees_images,
+    type_fields,
+)
+from tandem.vllm.requests.sampling import (
+    bad_words,
+    cancelled,
+    chunk_of,
+    grammar_fields,
+    sampling_fields,
+)
 from tandem.vllm.scheduler_side import PLACE, REPORT, TICKET
 from tandem.vllm.settings import PROMPTS, connector_config
 from tandem.vllm.step_messages import COMPUTE, ComputePrompt
@@ -49,15 +57,14 @@ os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # as Tandem's 
 
 from vllm import AsyncEngineArgs, PoolingParams, SamplingParams, TokensPrompt  # noqa: E402
 from vllm.config import KVEventsConfig, KVTransferConfig, VllmConfig  # noqa: E402
-from vllm.exceptions import GracefulHTTPError, VLLMClientError  # noqa: E402
 from vllm.lora.request import LoRARequest  # noqa: E402
 from vllm.multimodal.media import ImageMediaIO  # noqa: E402
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams  # noqa: E402
 from vllm.v1.engine.async_llm import AsyncLLM  # noqa: E402
-from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError  # noqa: E402
 
 from tandem.vllm.arguments import CONNECTOR, parse_arguments  # noqa: E402
 from tandem.vllm.load import LoadLogger  # noqa: E402
+from tandem.vllm.requests.errors import translated  # noqa: E402
 
 SHUTDOWN_S = 1.0  # for vLLM's processes to end by themselves; no request runs any more
 _GIVE_UP_POLL_S = 0.1  # a start has a moment before it has processes
@@ -76,6 +83,7 @@ class VllmEngine(LLMEngine):
         self._stack = AsyncExitStack()  # closed after vLLM's end
         self._load = LoadLogger()
         self._types: list[str] = []  # of endpoints, that the loaded model serves
+        self._controls = Controls()
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[Self, WorkerConfig]:
@@ -180,12 +188,12 @@ class VllmEngine(LLMEngine):
     async def generate(
         self, request: GenerateRequest, context: Context
     ) -> AsyncGenerator[GenerateChunk, None]:
-        llm = self._running()
         prompt, num_tokens = request["token_ids"], 0
         tokens = _tokens(prompt, (request.get("extra_args") or {}).get("cache_salt"))
         if images := request.get("images"):
             reading = asyncio.to_thread(lambda: list(map(_read, images, range(len(images)))))
             tokens["multi_modal_data"] = {"image": await reading}
+        llm = self._running()
         trace = telemetry.engine_trace_kwargs(context)
         name, reports = context.id(), self._load.reports
         adapter, transfer = (
@@ -209,7 +217,7 @@ class VllmEngine(LLMEngine):
                         chunk["prefill"] = report
                     yield chunk
         except Exception as error:
-            raise _translated(error, request) from error
+            raise translated(error, request) from error
         finally:
             reports.pop(name, None)
 
@@ -236,7 +244,7 @@ class VllmEngine(LLMEngine):
         try:
             return await pooled(encode_one, prompts, params, context.id())
         except ExceptionGroup as errors:
-            raise _translated(errors.exceptions[0], request) from errors
+            raise translated(errors.exceptions[0], request) from errors
 
     def _adapter(self, name: str | None) -> LoRARequest | None:
         """Return the adapter of a request's model; None for the model itself.
@@ -271,7 +279,21 @@ class VllmEngine(LLMEngine):
     def _running(self) -> AsyncLLM:
         if self._llm is None or self._llm.errored:
             raise EngineShutdown("vLLM's engine has ended")
+        self._controls.check_awake()
         return self._llm
+
+    # ---- commands -----------------------------------------------------------------------------
+
+    async def on_endpoint_ready(self, endpoint: Endpoint) -> None:
+        self._controls.endpoint = endpoint
+
+    def supported_controls(self) -> set[str]:
+        return CONTROLS
+
+    async def engine_control(self, control: str, body: dict[str, Any]) -> dict[str, Any]:
+        if self._llm is None:
+            raise EngineShutdown("vLLM's engine has ended")
+        return await self._controls.run(self._llm, control, body)
 
     # ---- the cache, load, metrics, health -----------------------------------------------------
 
@@ -332,24 +354,3 @@ def _sampling(request: GenerateRequest, transfer: dict[str, str] | None) -> Samp
     # vLLM takes words as texts and tokenizes them into this; the frontend has done so
     params._bad_words_token_ids = bad_words(request)
     return params
-
-
-def _translated(error: Exception, request: GenerateRequest | VectorRequest) -> Exception:
-    """Return the kit's error for one of vLLM's."""
-    if isinstance(error, DynamoException):
-        return error
-    if isinstance(error, EngineDeadError):
-        return StreamIncomplete("vLLM's engine has died")
-    if isinstance(error, VLLMClientError | ValueError):
-        # vLLM names no parameter in its errors about grammars
-        sampling = cast(dict[str, Any], request.get("sampling_options") or {})
-        has_grammar = sampling.get("grammar") is not None
-        param = getattr(error, "parameter", None) or ("grammar" if has_grammar else "request")
-        return InvalidArgument(f"vLLM refuses the request: {error}", param=param)
-    if isinstance(error, GracefulHTTPError):
-        return RouterQueueLimitExceeded(f"vLLM takes no more requests: {error}")
-    if isinstance(error, EngineGenerateError):
-        if request.get("images") and isinstance(error.__cause__, AssertionError):
-            return InvalidArgument(f"vLLM: a mark per image: {error.__cause__}", param="prompt")
-        return WorkerUnavailable(f"vLLM failed: {error.__cause__!r}")
-    return error

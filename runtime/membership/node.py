@@ -143,6 +143,10 @@ class Node:
             self._records.append(key)
         await self.discovery.put(key, value)
 
+    def has_put(self, key: str) -> bool:
+        """Return True for a record of this process that it has not withdrawn."""
+        return key in self._records
+
     async def take_back(self, key: str) -> None:
         """Delete one record, if this process has put it."""
         if key in self._records:

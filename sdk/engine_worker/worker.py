@@ -252,8 +252,7 @@ class EngineWorker:
 
     @property
     def _is_well(self) -> bool:
-        is_serving = self.lifecycle.state is State.SERVING
-        return is_serving and (self._canary is None or self._canary.is_healthy)
+        return self.lifecycle.state is State.SERVING and self.endpoint.is_registered
 
     # ---- the end ------------------------------------------------------------------------------
 

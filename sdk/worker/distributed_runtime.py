@@ -188,12 +188,20 @@ class Endpoint:
         return served
 
     async def register(self) -> None:
-        """Put this instance's record into discovery."""
+        """Put this instance's record into discovery. Idempotent."""
         await register_instance(self.runtime, self.runtime.instance(self.address))
 
     async def withdraw(self) -> None:
-        """Delete this instance's record: no new work comes, running work goes on."""
+        """Delete this instance's record: no new work comes, running work goes on. Idempotent."""
         await self.runtime.take_back(self.address.instance_key(self.runtime.instance_id))
+
+    register_endpoint_instance = register  # Dynamo's names
+    unregister_endpoint_instance = withdraw
+
+    @property
+    def is_registered(self) -> bool:
+        """True while this instance's record is in discovery, as far as this process knows."""
+        return self.runtime.has_put(self.address.instance_key(self.runtime.instance_id))
 
     async def client(self) -> Client:
         """Return a client of this endpoint that has found the present instances."""

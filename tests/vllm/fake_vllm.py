@@ -167,12 +167,16 @@ class AsyncLLM:
         self.failure: Exception | str | None = None  # or the finish reason of a given-up request
         self.errored = False
         self.has_ended = False
+        self.commands: list[tuple[Any, ...]] = []
         self.vllm_config = SimpleNamespace(
+            kv_transfer_config=arguments.kv_transfer_config,
             cache_config=SimpleNamespace(
                 block_size=BLOCK_SIZE, num_gpu_blocks=NUM_BLOCKS, enable_prefix_caching=True
             ),
             scheduler_config=SimpleNamespace(max_num_seqs=16, max_num_batched_tokens=512),
-            model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN, hf_config=self.hf_config),
+            model_config=SimpleNamespace(
+                max_model_len=MAX_MODEL_LEN, hf_config=self.hf_config, enable_sleep_mode=False
+            ),
         )
         limits = SimpleNamespace(allowed_mm_limits=self.mm_limits)
         processor = None if self.mm_limits is None else SimpleNamespace(info=limits)
@@ -265,6 +269,20 @@ class AsyncLLM:
         if request_id in self.running:
             self.running[request_id] = True
 
+    async def sleep(self, level: int, mode: str) -> None:
+        self.commands.append(("sleep", level, mode))
+        self.running = dict.fromkeys(self.running, mode == "abort")
+        while self.running:
+            await asyncio.sleep(0.001)
+
+    async def wake_up(self, tags: list[str] | None) -> bool:
+        self.commands.append(("wake_up", tags))
+        return tags != ["weights"]
+
+    async def reset_prefix_cache(self) -> bool:
+        self.commands.append(("reset_prefix_cache",))
+        return True
+
     def shutdown(self, timeout: float) -> None:
         self.has_ended = True
 
@@ -346,7 +364,10 @@ MODULES: dict[str, dict[str, Any]] = {
     "vllm.v1.metrics": {},
     "vllm.v1.metrics.loggers": {"StatLoggerBase": StatLoggerBase},
 }
-LOADS_VLLM = tuple(f"tandem.vllm.{name}" for name in ("arguments", "connector", "engine", "load"))
+LOADS_VLLM = tuple(
+    f"tandem.vllm.{name}"
+    for name in ("arguments", "connector", "engine", "load", "requests.errors")
+)
 
 
 @contextmanager

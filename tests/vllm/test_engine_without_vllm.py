@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tandem.runtime.context import RequestContext
-from tandem.runtime.errors import ConfigError, InternalError, TandemError
+from tandem.runtime.errors import ConfigError, InternalError, InvalidRequestError, TandemError
 from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.plane.server import RequestServer
 from tandem.runtime.process import logs
@@ -414,6 +414,79 @@ async def test_without_the_connector_nothing_is_asked_of_it(engine: Any) -> None
     request["extra_args"] = {"prefill_place": "remote"}
     (chunk,) = await chunks_of(engine, request)
     assert "prefill" not in chunk and AsyncLLM.made[0].params[-1].extra_args is None
+
+
+class Registration:
+    """An endpoint whose instance is in discovery or not."""
+
+    is_registered = True
+
+    async def withdraw(self) -> None:
+        self.is_registered = False
+
+    async def register(self) -> None:
+        self.is_registered = True
+
+
+async def test_an_engine_that_sleeps_gives_its_requests_to_others_until_it_wakes_up(
+    engine: Any,
+) -> None:
+    (llm,), endpoint = AsyncLLM.made, Registration()
+    await engine.on_endpoint_ready(endpoint)
+    answering = asyncio.create_task(chunks_of(engine, request_for(1, max_tokens=10_000)))
+    await eventually(lambda: bool(llm.running))
+    asleep = await engine.engine_control("sleep", {"level": 0})
+    with pytest.raises(StreamIncomplete, match="given up"):
+        await answering
+    assert asleep == {"status": "ok", "is_sleeping": True} and not endpoint.is_registered
+    assert asleep == await engine.engine_control("is_sleeping", {})
+    with pytest.raises(WorkerUnavailable, match="sleeps"):
+        await chunks_of(engine, request_for(1))
+    assert (await engine.engine_control("wake_up", {"tags": ["weights"]}))["is_sleeping"]
+    assert not endpoint.is_registered, "its KV cache sleeps still"
+    assert not (await engine.engine_control("wake_up", {}))["is_sleeping"]
+    assert endpoint.is_registered and len(await chunks_of(engine, request_for(1))) == 4
+    commands = [("sleep", 0, "abort"), ("wake_up", ["weights"]), ("wake_up", None)]
+    assert llm.commands == commands
+
+
+async def test_a_sleep_can_wait_for_the_answers_that_run(engine: Any) -> None:
+    (llm,) = AsyncLLM.made
+    answering = asyncio.create_task(chunks_of(engine, request_for(1, max_tokens=50)))
+    await eventually(lambda: bool(llm.running))
+    await engine.engine_control("sleep", {"level": 0, "mode": "wait"})
+    assert len(await answering) == 50
+
+
+@pytest.mark.parametrize(
+    ("control", "body", "words"),
+    [
+        ("sleep", {}, "needs --enable-sleep-mode"),
+        ("sleep", {"level": 2}, "<= 1"),
+        ("sleep", {"mode": "keep"}, "keep"),
+        ("sleep", {"levl": 0}, "unknown field `levl`"),
+        ("wake_up", {"tags": ["scheduling"]}, "scheduling"),
+        ("is_sleeping", {"level": 1}, "level"),
+    ],
+)
+async def test_a_command_that_cannot_be_followed_is_refused_and_changes_nothing(
+    engine: Any, control: str, body: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        await engine.engine_control(control, body)
+    assert AsyncLLM.made[0].commands == [] and len(await chunks_of(engine, request_for(1))) == 4
+
+
+async def test_a_worker_with_a_connector_never_sleeps_and_forgets_its_prefixes_on_command(
+    engine_class: Any,
+) -> None:
+    engine, _ = await engine_class.from_args(["m", "--disaggregation-mode", "decode"])
+    await engine.start(1)
+    with pytest.raises(InvalidRequestError, match="another worker may write"):
+        await engine.engine_control("sleep", {"level": 0})
+    assert not (await engine.engine_control("reset_prefix_cache", {}))["is_sleeping"]
+    assert AsyncLLM.made[0].commands == [("reset_prefix_cache",)]
+    await engine.cleanup()
 
 
 async def test_cleanup_ends_the_processes_of_a_start_that_was_cancelled(

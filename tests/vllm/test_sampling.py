@@ -7,7 +7,7 @@ import pytest
 
 from tandem.sdk.engine.types import GenerateRequest
 from tandem.sdk.exceptions import InvalidArgument
-from tandem.vllm.sampling import Logprob, chunk_of, grammar_fields, sampling_fields
+from tandem.vllm.requests.sampling import Logprob, chunk_of, grammar_fields, sampling_fields
 
 SCHEMA = {"kind": "json_schema", "source": '{"type": "object"}'}
 

@@ -49,6 +49,7 @@ OWN_DECODING = {
     "sdk/engine/metrics.py": "the worker's own engine",
     "sdk/health/system_server.py": "an operator's body",
     "sdk/wire/token_requests.py": "the worker's own engine",
+    "vllm/controls.py": "an operator's body",
     "vllm/load.py": "the worker's own engine",
 }
 DECODERS = {

@@ -21,6 +21,7 @@ from tandem.sdk import (
     ComponentSnapshot,
     Context,
     DistributedRuntime,
+    Endpoint,
     EngineConfig,
     EngineWorker,
     GenerateRequest,
@@ -224,6 +225,35 @@ async def test_an_engine_that_fails_its_health_check_gets_no_requests_until_it_i
         await eventually(lambda: bool(client.instance_ids()))
     worker.shutdown()
     await running
+
+
+async def test_a_command_can_take_an_engine_out_of_discovery_and_back(
+    quick: RuntimeConfig,
+) -> None:
+    class Sleeper(ToyEngine):
+        async def on_endpoint_ready(self, endpoint: Endpoint) -> None:
+            self.endpoint = endpoint
+
+        def supported_controls(self) -> set[str]:
+            return {"sleep", "wake_up"}
+
+        async def engine_control(self, control: str, body: dict[str, Any]) -> dict[str, Any]:
+            if control == "sleep":
+                await self.endpoint.unregister_endpoint_instance()
+            else:
+                await self.endpoint.register_endpoint_instance()
+            return {"status": "ok"}
+
+    async with serving(Sleeper(), config_of(), quick) as worker, client_of(worker) as client:
+        async with browsing(worker) as http:
+            for _ in range(2):
+                assert (await http.post("/engine/control/sleep")).status_code == 200
+                await eventually(lambda: not client.instance_ids())
+                assert (await http.get("/health")).status_code == 503
+                assert (await http.post("/engine/control/wake_up")).status_code == 200
+                await eventually(lambda: bool(client.instance_ids()))
+                assert (await http.get("/health")).status_code == 200
+        assert await answer_of(client, {"token_ids": [1]})
 
 
 class Speaker(ToyEngine):
