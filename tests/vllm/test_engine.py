@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.services import eventually
 from tests.vllm.vllm_cluster import ARGUMENTS, NEEDS_VLLM, PATIENCE_S, VllmCluster
 
 pytestmark = NEEDS_VLLM
@@ -140,6 +141,33 @@ async def test_tokens_are_allowed_and_words_left_out(
     word = found["message"]["content"][:1]
     left_out = await served.chat(http, **fields, allowed_token_ids=[70, 71], bad_words=[word])
     assert word not in left_out["choices"][0]["message"]["content"]
+
+
+async def test_an_engine_that_sleeps_answers_again_once_it_is_awake(
+    served: VllmCluster, http: aiohttp.ClientSession
+) -> None:
+    async def command(name: str, **body: object) -> dict[str, Any]:
+        url = served.metrics.replace("metrics", f"engine/control/{name}")
+        async with http.post(url, json=body) as answer:
+            found: dict[str, Any] = await answer.json()
+            return found
+
+    async def is_ready() -> bool:
+        async with http.get(f"{served.address}/v1/models/random/ready") as answer:
+            return answer.status == 200
+
+    async def is_away() -> bool:
+        return not await is_ready()
+
+    before = text_of(await served.chat(http, temperature=0))
+    assert "--enable-sleep-mode" in (await command("sleep"))["message"]
+    assert await is_ready()
+    assert await command("sleep", level=0) == {"status": "ok", "is_sleeping": True}
+    await eventually(is_away, PATIENCE_S)
+    await command("reset_prefix_cache")
+    assert await command("wake_up") == {"status": "ok", "is_sleeping": False}
+    await eventually(is_ready, PATIENCE_S)
+    assert text_of(await served.chat(http, temperature=0)) == before
 
 
 # the last test of the served engine, which ends in it

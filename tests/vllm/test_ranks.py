@@ -24,7 +24,12 @@ from tests.vllm.vllm_cluster import (
 
 pytestmark = NEEDS_VLLM
 FLIP = "FLIP_NEXT"  # names a file: while it exists, the next block of rank 1 loses it and a bit
-HANDOFF_TIMEOUT_S = 10.0  # the least time after which a handoff is given up in any case
+HANDOFF_TIMEOUT_S = 60.0  # the least time after which a handoff is given up in any case
+# A busy machine may neither miss a heartbeat nor the deadline; a lost rank is seen before that.
+PATIENT = {
+    "TANDEM_RUNTIME__HEARTBEAT_MISSES": "12",
+    "TANDEM_DISAGG__HANDOFF_TIMEOUT_MS": f"{HANDOFF_TIMEOUT_S * 1e3:.0f}",
+}
 PORTS = {"decode": free_port(), "prefill": free_port()}
 
 
@@ -64,6 +69,7 @@ def cluster(
     cluster = VllmCluster(nats, etcd, model, tmp_path_factory.mktemp("logs"))
     plugin = "tests.vllm.test_ranks:flip_in_the_second_rank"
     cluster.environment |= {FLIP: str(flip), "PYTHONPATH": with_plugin(flip.parent, plugin)}
+    cluster.environment |= PATIENT
     cluster.start_frontend()
     for mode, batched in (("decode", "2048"), ("prefill", "256")):
         cluster.start_engine(
