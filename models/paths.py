@@ -20,6 +20,11 @@ _OTHER_WEIGHTS = {
     "*.pth": "PyTorch's pickle",
 }
 
+_INSTEAD = (
+    "name the model that they were made from, or an AWQ, GPTQ or FP8 form of it: "
+    "a hub id, or a folder with config.json and *.safetensors"
+)
+
 
 def resolve_model(name_or_path: str | Path) -> Path:
     """The folder of a model: a bundled name, a folder with config.json, or a hub id ("owner/name").
@@ -53,8 +58,7 @@ def _refuse_other_weights(path: Path) -> None:
         files = [path] if path.is_file() and path.match(pattern) else sorted(path.glob(pattern))
         if files:
             raise ModelError(
-                f"{files[0]}: weights in {name} are not served; "
-                "convert them to a folder with config.json and *.safetensors",
+                f"{files[0]}: weights in {name} are not served; {_INSTEAD}",
                 param="model",
             )
 
@@ -79,7 +83,11 @@ def _download(hub_id: str, tried: list[str]) -> Path:
         attempt = f"{where} ({type(error).__name__}: {reason})"
         raise _not_found(hub_id, [*tried, attempt]) from error
     if not (folder / "config.json").is_file():
-        raise ModelError(f"{hub_id} has no config.json on the hub", param="model")
+        raise ModelError(
+            f"{hub_id} has no config.json on the hub, as repositories of GGUF files have none; "
+            + _INSTEAD,
+            param="model",
+        )
     return folder
 
 

@@ -100,7 +100,8 @@ inputs. The KV cache is never quantized. A scale that is missing, negative, not 
 another shape is refused with the tensor's name. Refused as well: inputs that do not belong to
 groups in their order (`g_idx`, "act order", also where `desc_act` says so and there is no `g_idx`),
 forms that differ by module, 2, 3 and 8 bit integers, and every other method (bitsandbytes, GGUF,
-NVFP4, HQQ, ...) at the start, with format and file.
+NVFP4, HQQ, ...) at the start, with format and file. A GGUF file is made from a model with
+safetensors, which most hubs have beside an AWQ, GPTQ or FP8 form of it: serve one of these.
 """
 
 # Its values of quant_method, the forms, and models that are published in them

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tandem.models.paths import resolve_model
+from tandem.runtime.errors import ModelError
 from tandem.runtime.process import progress
 from tandem.runtime.process.progress import Work, on_work
 
@@ -86,4 +87,15 @@ def test_a_download_has_the_progress_of_its_bytes_and_no_other_bar(
     *works, last = told
     assert last is None and works[-1] is not None
     assert works[-1].line.startswith("download of me/tiny: ") and works[-1].share == 1.0
-    assert capfd.readouterr().err == ""
+    lines = capfd.readouterr().err.splitlines()  # Tandem's own come every few seconds
+    assert all(line.startswith("download of me/tiny: ") for line in lines), lines
+
+
+@pytest.mark.slow
+def test_a_repository_of_gguf_files_is_refused_by_the_model_to_name_instead(
+    hub: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(FILES, "config.json")
+    monkeypatch.setitem(FILES, "tiny-Q4_K_M.gguf", b"GGUF")
+    with pytest.raises(ModelError, match=r"no config\.json .*GGUF.*name the model that they were"):
+        resolve_model("me/tiny")

@@ -34,7 +34,9 @@ def test_weights_in_another_format_are_refused_by_format_and_file(
     for model in (tmp_path, tmp_path / name):
         with pytest.raises(ModelError) as caught:
             resolve_model(model)
-        assert form in caught.value.message and str(tmp_path / name) in caught.value.message
+        message = caught.value.message
+        assert form in message and str(tmp_path / name) in message
+        assert "name the model that they were made from" in message
     (tmp_path / "model.safetensors").touch()
     assert resolve_model(tmp_path) == tmp_path.resolve()
 
