@@ -12,11 +12,11 @@ from tandem.frontend.anthropic.blocks import Conversation
 from tandem.frontend.anthropic.tools import read_all
 from tandem.frontend.bodies.ignored import Ignored
 from tandem.frontend.bodies.images import Images
-from tandem.frontend.bodies.typed import NULL, Body, Count, Effort, Share, read_schema
-from tandem.frontend.chat.body import Temperature, TopK
+from tandem.frontend.bodies.typed import NULL, Count, Effort, read_schema
 from tandem.frontend.chat.constraints import JsonSchema, ResponseFormat
 from tandem.frontend.chat.origins import Origins
 from tandem.frontend.chat.requests import Chat
+from tandem.frontend.chat.sampling import SamplingFields
 from tandem.frontend.chat.thinking import Reasoning, Thinking
 
 LARGE = ("messages", "system")  # bounded by the body
@@ -55,11 +55,8 @@ class ContextManagement(msgspec.Struct, frozen=True):
     edits: Annotated[list[Edit], Meta(max_length=64)] | None = None
 
 
-class Conversing(Body, frozen=True, kw_only=True):
+class Conversing(SamplingFields, frozen=True, kw_only=True):
     """The fields that a message and the counting of its tokens have in common."""
-
-    no_effect = frozenset(("cache_control", "metadata", "service_tier", "speed"))
-    refused = frozenset(("container",))
 
     model: str
     messages: Raw = NULL
@@ -129,9 +126,6 @@ class MessagesRequest(Conversing, frozen=True, kw_only=True):
     max_tokens: Count
     stream: bool | None = None
     stop_sequences: list[str] | None = None
-    temperature: Temperature | None = None
-    top_p: Share | None = None
-    top_k: TopK | None = None
 
     def chat(self, ignored: Ignored, images: Images | None, *, images_as_text: bool) -> Chat:
         return msgspec.structs.replace(
@@ -139,7 +133,5 @@ class MessagesRequest(Conversing, frozen=True, kw_only=True):
             max_tokens=self.max_tokens,
             stream=self.stream,
             stop=self.stop_sequences or None,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
+            **self.sampling(),
         )

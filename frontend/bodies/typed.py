@@ -39,12 +39,22 @@ _MISSING = re.compile(r"^Object missing required field `(\w+)`$")
 class Body(msgspec.Struct, frozen=True, kw_only=True):
     """The base of bodies. Fields beside those of the struct are ignored, and named.
 
-    A body may have those of `no_effect` in any form: official clients send them, and they change
-    nothing here. Without those of `refused` an answer would be another one than its caller expects.
+    A body may have those of `no_effect` in any form: clients of one API or another send them, and
+    they change nothing here. Without those of `refused` an answer would be another one than its
+    caller expects.
     """
 
-    no_effect: ClassVar[frozenset[str]] = frozenset()
-    refused: ClassVar[frozenset[str]] = frozenset()
+    no_effect: ClassVar[frozenset[str]] = frozenset(
+        (
+            "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+            "prompt_cache_retention", "prompt_cache_options", "verbosity", "prediction",
+            "truncation", "client_metadata", "max_tool_calls", "cache_control", "speed", "priority",
+            "length_penalty", "spaces_between_special_tokens", "guided_decoding_backend",
+        )
+    )  # fmt: skip
+    refused: ClassVar[frozenset[str]] = frozenset(
+        ("suffix", "audio", "chat_template", "conversation", "prompt", "container")
+    )
 
 
 def read_body(kind: type[B], raw: bytes, large: Collection[str], ignored: Ignored) -> B:

@@ -7,27 +7,14 @@ from msgspec import Meta
 
 from tandem.frontend.bodies.ignored import Ignored
 from tandem.frontend.bodies.invalid import invalid_field
-from tandem.frontend.bodies.typed import Count, Natural, Share
+from tandem.frontend.bodies.typed import Count, Natural
 from tandem.frontend.chat.constraints import ConstraintFields
+from tandem.frontend.chat.sampling import TokenId
 from tandem.frontend.config import FrontendConfig
-from tandem.runtime.wire.bounds import LARGEST_INT, LEAST_REPETITION_PENALTY
+from tandem.runtime.wire.bounds import LARGEST_INT
 
-MAX_TOKEN_ID = 2**32 - 1
-_MAX_I64 = 2**63 - 1
 _MAX_LOGIT_BIAS = 100
 _MAX_TOKEN_LIST = 1024  # entries of logit_bias and of stop_token_ids
-_MAX_ALLOWED = 16_384
-_MAX_BAD_WORDS = 128
-BadWord = Annotated[str, Meta(min_length=1, max_length=128)]
-TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
-AllowedTokens = Annotated[list[TokenId], Meta(max_length=_MAX_ALLOWED)]
-BadWords = Annotated[list[BadWord], Meta(max_length=_MAX_BAD_WORDS)]
-CacheSalt = Annotated[str, Meta(max_length=256)]
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
-RepetitionPenalty = Annotated[float, Meta(ge=LEAST_REPETITION_PENALTY, le=10)]
-Seed = Annotated[int, Meta(ge=-_MAX_I64 - 1, le=_MAX_I64)]
-Temperature = Annotated[float, Meta(ge=0, le=2)]
-TopK = Annotated[int, Meta(ge=-1, le=LARGEST_INT)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -41,38 +28,18 @@ class StreamOptions(msgspec.Struct, frozen=True, omit_defaults=True):
 class RequestBody(ConstraintFields, frozen=True, kw_only=True):
     """The fields that chat and completions have in common."""
 
-    no_effect = frozenset(
-        (
-            "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-            "prompt_cache_retention", "verbosity", "prediction", "priority", "length_penalty",
-            "spaces_between_special_tokens", "guided_decoding_backend",
-        )
-    )  # fmt: skip
-    refused = frozenset(("suffix", "audio", "chat_template"))
-
     model: str
     max_tokens: Count | None = None
-    temperature: Temperature | None = None
-    top_p: Share | None = None
     n: Count | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: str | list[str] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
     logit_bias: Annotated[dict[str, Any], Meta(max_length=_MAX_TOKEN_LIST)] | None = None
-    seed: Seed | None = None
 
-    # Beyond OpenAI, under the names that other servers of open models use.
-    top_k: TopK | None = None
-    min_p: Share | None = None
-    repetition_penalty: RepetitionPenalty | None = None
+    # Beyond OpenAI, as SamplingFields.
     min_tokens: Natural | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=_MAX_TOKEN_LIST)] | None = None
-    allowed_token_ids: AllowedTokens | None = None
-    bad_words: BadWords | None = None
-    cache_salt: CacheSalt | None = None
     prompt_logprobs: Natural | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=LARGEST_INT)] | None = None
     add_special_tokens: bool | None = None

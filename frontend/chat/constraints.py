@@ -7,8 +7,8 @@ import msgspec
 from msgspec import Meta
 
 from tandem.frontend.bodies.invalid import invalid_field
-from tandem.frontend.bodies.typed import Body
 from tandem.frontend.chat.origins import OF_CHAT, Origins
+from tandem.frontend.chat.sampling import SamplingFields
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.json_schema import WHOLE, text_of, without
 from tandem.runtime.printable import short
@@ -70,7 +70,7 @@ class Constraint(msgspec.Struct, frozen=True):
         return self.field if line else self.field + path
 
 
-class ConstraintFields(Body, frozen=True, kw_only=True):
+class ConstraintFields(SamplingFields, frozen=True, kw_only=True):
     """The fields of chat and completions that constrain the answer. One of them at a time."""
 
     response_format: ResponseFormat | None = None

@@ -20,7 +20,7 @@ from tandem.frontend.bodies.outline import (
     check_lists,
 )
 from tandem.frontend.bodies.typed import Count, Natural, decoded, read_body_fields
-from tandem.frontend.chat.body import MAX_TOKEN_ID, RequestBody
+from tandem.frontend.chat.body import RequestBody
 from tandem.frontend.chat.functions import (
     FunctionChoice,
     Functions,
@@ -32,6 +32,7 @@ from tandem.frontend.chat.functions import (
 from tandem.frontend.chat.messages import ChatMessage, ImagePart, TemplateMessage
 from tandem.frontend.chat.origins import OF_CHAT, OF_PROMPT, Origins
 from tandem.frontend.chat.parts import is_text, with_read_parts
+from tandem.frontend.chat.sampling import MAX_TOKEN_ID
 from tandem.frontend.chat.thinking import ThinkingFields
 from tandem.frontend.chat.tools import (
     NO_TOOLS,

@@ -7,8 +7,8 @@ from msgspec import Meta, Raw
 
 from tandem.frontend.bodies.outline import MAX_PROMPT_TOKENS, Fields, read_fields
 from tandem.frontend.bodies.typed import Body, read_body
-from tandem.frontend.chat.body import MAX_TOKEN_ID
 from tandem.frontend.chat.requests import ChatRequest
+from tandem.frontend.chat.sampling import MAX_TOKEN_ID
 from tandem.frontend.errors import OpenAIErrors
 from tandem.frontend.generation.plan import of_tokens
 from tandem.frontend.generation.prompts import check_num_tokens

@@ -1,7 +1,5 @@
 """POST /v1/responses: a chat in another shape, which the frontend may keep."""
 
-from typing import Any
-
 import msgspec
 
 from tandem.frontend.bodies.images import Images
@@ -20,9 +18,8 @@ from tandem.frontend.shapes.chat_shape import ChatShape
 from tandem.frontend.shapes.generations import Generations
 
 _SAME_FIELDS = (
-    "temperature", "top_p", "presence_penalty", "frequency_penalty", "parallel_tool_calls",
-    "top_k", "min_p", "repetition_penalty", "seed", "cache_salt", "chat_template_kwargs", "stream",
-    "enable_thinking", "thinking", "include_reasoning", "allowed_token_ids", "bad_words",
+    "parallel_tool_calls", "chat_template_kwargs", "stream", "enable_thinking", "thinking",
+    "include_reasoning",
 )  # fmt: skip
 
 
@@ -92,7 +89,7 @@ def chat_of(
     for origin, item in items:
         conversation.add(origin, item)
     conversation.end_results("input")
-    same: dict[str, Any] = {name: getattr(request, name) for name in _SAME_FIELDS}
+    same = {name: getattr(request, name) for name in _SAME_FIELDS} | request.sampling()
     form = None if request.text is None else request.text.format
     return Chat(
         model=request.model,

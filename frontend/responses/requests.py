@@ -8,18 +8,9 @@ from msgspec import Meta, Raw
 from tandem.frontend.bodies.ignored import Ignored
 from tandem.frontend.bodies.invalid import invalid_field
 from tandem.frontend.bodies.outline import begins
-from tandem.frontend.bodies.typed import NULL, Body, Count, Natural, Share, read_body, read_schema
-from tandem.frontend.chat.body import (
-    AllowedTokens,
-    BadWords,
-    CacheSalt,
-    Penalty,
-    RepetitionPenalty,
-    Seed,
-    Temperature,
-    TopK,
-)
+from tandem.frontend.bodies.typed import NULL, Count, Natural, read_body, read_schema
 from tandem.frontend.chat.constraints import JsonSchema, ResponseFormat
+from tandem.frontend.chat.sampling import SamplingFields
 from tandem.frontend.chat.thinking import Reasoning as ChatReasoning
 from tandem.frontend.chat.thinking import Thinking
 from tandem.frontend.responses.items import Placed, Reading, user_message
@@ -72,22 +63,13 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_obfuscation: bool | None = None
 
 
-class ResponsesRequest(Body, frozen=True, kw_only=True):
+class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     """The fields of a body. `inputs`, `client_tools` and `choice` read those that are raw."""
-
-    no_effect = frozenset(
-        ("service_tier", "prompt_cache_retention", "prompt_cache_options", "client_metadata")
-    )
-    refused = frozenset(("conversation", "prompt"))
 
     model: str
     input: Raw = NULL
     instructions: str | None = None
     max_output_tokens: Count | None = None
-    temperature: Temperature | None = None
-    top_p: Share | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     tools: Raw = NULL
@@ -101,13 +83,6 @@ class ResponsesRequest(Body, frozen=True, kw_only=True):
     metadata: Annotated[dict[MetaKey, MetaValue], Meta(max_length=16)] | None = None
 
     # Beyond OpenAI, as in chat.
-    top_k: TopK | None = None
-    min_p: Share | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    seed: Seed | None = None
-    cache_salt: CacheSalt | None = None
-    allowed_token_ids: AllowedTokens | None = None
-    bad_words: BadWords | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
     thinking: bool | Thinking | None = None

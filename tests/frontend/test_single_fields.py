@@ -6,6 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tandem.frontend.bodies.typed import Body
+from tandem.frontend.chat.sampling import SamplingFields
 from tandem.frontend.config import FrontendConfig
 from tests.frontend.frontend_stack import (
     MODEL,
@@ -251,6 +253,41 @@ async def test_a_field_that_is_left_out_is_refused_where_the_configuration_says_
             if is_refused:
                 first = ignored.partition(",")[0].partition(" ")[0]
                 assert f"`{first}`" in response.json()["error"]["message"]
+
+
+SAMPLING: dict[str, Any] = {
+    "temperature": 0.5, "top_p": 0.25, "presence_penalty": 0.5, "frequency_penalty": -0.5,
+    "top_k": 7, "min_p": 0.125, "repetition_penalty": 1.5, "seed": 3, "allowed_token_ids": [5, 6],
+    "bad_words": ["x"], "cache_salt": "a",
+}  # fmt: skip
+
+
+async def test_a_field_of_one_api_is_taken_by_the_others_alike(stack: Stack) -> None:
+    typed = {"metadata": {"a": "b"}, "store": True, "truncation": "auto", "max_tool_calls": 2}
+    for path in FIELDS:
+        for name in Body.no_effect:
+            response = await post(stack, path, {name: typed.get(name, "x")})
+            assert response.status_code == 200, (path, name, response.text)
+            assert "x-tandem-ignored" not in response.headers, (path, name)
+        for name in Body.refused:
+            response = await post(stack, path, {name: "x"})
+            is_read = (path, name) == ("/v1/chat/completions", "prompt")
+            assert response.status_code == 400 and f"`{name}`" in response.text, (path, name)
+            assert is_read or "not supported" in response.text
+
+
+async def test_the_fields_of_sampling_are_those_of_every_api(stack: Stack) -> None:
+    assert SAMPLING.keys() == set(SamplingFields.__struct_fields__)
+    sampled = []
+    for path in FIELDS:
+        response = await post(stack, path, SAMPLING)
+        assert response.status_code == 200, (path, response.text)
+        assert "x-tandem-ignored" not in response.headers, path
+        sampled.append(stack.worker.requests[-1])
+    one, *others = sampled
+    assert one.sampling.top_k == 7 and one.sampling.allowed_token_ids == [5, 6]
+    assert all(each.sampling == one.sampling for each in others)
+    assert {each.cache_salt for each in sampled} == {one.cache_salt} != {""}
 
 
 THINKING = [
