@@ -212,6 +212,8 @@ class VllmEngine(LLMEngine):
                     if completion.finish_reason in _GIVEN_UP:
                         raise StreamIncomplete("vLLM has given up the request")
                     chunk = chunk_of(completion, len(prompt), num_tokens)
+                    if images and not num_tokens:
+                        chunk["num_prompt_tokens"] = len(output.prompt_token_ids)
                     num_tokens += len(chunk["token_ids"])
                     if (report := reports.pop(name, None)) is not None:
                         chunk["prefill"] = report

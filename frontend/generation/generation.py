@@ -52,6 +52,7 @@ class ChoiceRun(msgspec.Struct):
     report: PrefillReport | None = None  # of the worker that began it
     timeline_ms: dict[str, float] | None = None  # the whole, where one worker generated everything
     prompt_logprobs: PromptLogprobs | None = None  # of the worker that began it
+    num_image_tokens: int = 0  # that its worker put in the places of the images' marks
     first_token_s: float = 0.0  # perf_counter; 0 before it
     last_token_s: float = 0.0  # perf_counter
 
@@ -74,14 +75,17 @@ class Answer(msgspec.Struct):
     num_open: int  # choices that have not ended
 
     def tokens(self) -> TokenCounts:
-        """Return the tokens so far; those found in a prefix cache count once per prompt."""
+        """Return the tokens so far; those of a prompt count once, whatever its choices."""
         n = len(self.runs) // len(self.plan.prompts)
-        num_generated = num_cached = 0
+        num_prompt, num_generated, num_cached = self.plan.num_prompt_tokens, 0, 0
         for index, run in enumerate(self.runs):
             num_generated += run.text.num_tokens
-            if run.report is not None and index % n == 0:
+            if index % n:
+                continue
+            num_prompt += run.num_image_tokens
+            if run.report is not None:
                 num_cached += run.report.num_cached_tokens
-        return TokenCounts(self.plan.num_prompt_tokens, num_generated, num_cached)
+        return TokenCounts(num_prompt, num_generated, num_cached)
 
     def usage(self) -> Usage:
         """Return the token counts of the response."""
@@ -346,6 +350,9 @@ class _ChoiceSequence:
         run.first_token_s = now
         run.began_with = run.failover.decision
         run.report = delta.prefill
+        if run.choice.request.images and delta.num_prompt_tokens:
+            num_sent = len(run.choice.prompt.token_ids)
+            run.num_image_tokens = max(0, delta.num_prompt_tokens - num_sent)
         if delta.prefill is not None:
             self._metrics.prefills.add(model, delta.prefill.place)
             self._recent.began(run.instance_id, delta.prefill)

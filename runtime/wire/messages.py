@@ -221,6 +221,8 @@ class TokenDelta(Message, frozen=True, array_like=True, tag=False):
     stop_token_id: TokenId | None = None  # the token that ended it, which is not in token_ids
     timeline_ms: Table[Amount] | None = None  # the whole request's, on its terminal delta
     prompt_logprobs: PromptLogprobs | None = None  # on the first delta only
+    # Of a prompt with images, those that stand for the images included; on the first delta only.
+    num_prompt_tokens: Count = 0
 
 
 class Vectors(Message, frozen=True):

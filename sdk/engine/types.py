@@ -79,6 +79,7 @@ class GenerateChunk(TypedDict, total=False):
     top_logprobs: list[list[dict[str, Any]]]  # rank, token_id, token, logprob; best first
     engine_data: dict[str, Any]
     prefill: PrefillReport  # with the first token, where the engine places prompts
+    num_prompt_tokens: int  # with the first token, of a prompt with images: theirs included
     stop_reason: int | str  # the token or string that ended the answer; not part of it
     text: str
     delta: dict[str, Any]  # text engines, in chats: tool_calls, reasoning_content; beside `text`

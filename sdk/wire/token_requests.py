@@ -11,6 +11,7 @@ import msgspec
 from pydantic import BaseModel
 
 from tandem.runtime.errors import InvalidRequestError
+from tandem.runtime.wire.bounds import LARGEST_INT
 from tandem.runtime.wire.messages import (
     FinishReason,
     GenerateRequest,
@@ -126,9 +127,14 @@ def token_delta(chunk: dict[str, Any], num_top_logprobs: int | None) -> TokenDel
     if num_top_logprobs is not None:
         logprobs = _logprobs(chunk, len(token_ids), num_top_logprobs)
     prefill = _prefill(chunk.get("prefill"))
+    num_prompt = chunk.get("num_prompt_tokens", 0)
+    if type(num_prompt) is not int or not 0 <= num_prompt <= LARGEST_INT:
+        raise ValueError(f"`num_prompt_tokens` is {num_prompt!r}, not a number of tokens")
     reason = chunk.get("finish_reason")
     if reason is None:
-        return TokenDelta(token_ids, logprobs=logprobs, prefill=prefill)
+        return TokenDelta(
+            token_ids, logprobs=logprobs, prefill=prefill, num_prompt_tokens=num_prompt
+        )
     stop_token_id = chunk.get("stop_reason")
     if type(stop_token_id) is not int or not 0 <= stop_token_id < 2**32:
         stop_token_id = None
@@ -136,7 +142,14 @@ def token_delta(chunk: dict[str, Any], num_top_logprobs: int | None) -> TokenDel
         # It ended the answer and is no part of its text.
         token_ids = token_ids[:-1]
         logprobs = logprobs and logprobs[:-1]
-    return TokenDelta(token_ids, finish_reason(reason), logprobs, prefill, stop_token_id)
+    return TokenDelta(
+        token_ids,
+        finish_reason(reason),
+        logprobs,
+        prefill,
+        stop_token_id,
+        num_prompt_tokens=num_prompt,
+    )
 
 
 def finish_reason(reason: object) -> FinishReason:

@@ -220,7 +220,11 @@ class AsyncLLM:
                 if self.running[request_id]:
                     reason = "abort"
                 reason = self.failure or reason
-                yield SimpleNamespace(outputs=[self._completion(token_id, params, reason)])
+                num_images = len(prompt.get("multi_modal_data", {}).get("image", []))
+                yield SimpleNamespace(
+                    outputs=[self._completion(token_id, params, reason)],
+                    prompt_token_ids=prompt["prompt_token_ids"] + [0] * 9 * num_images,
+                )
                 if reason is not None:
                     return
         finally:

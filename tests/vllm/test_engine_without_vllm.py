@@ -151,7 +151,9 @@ async def test_a_model_that_sees_gets_images_beside_its_tokens(
     monkeypatch.setattr(AsyncLLM, "mm_limits", {"image": 4})
     engine, _ = await engine_class.from_args(["some-model"])
     assert (await engine.start(1)).supports_images
-    await chunks_of(engine, request_for(7) | {"images": [b"PNG red", b"PNG blue"]})
+    first, *rest = await chunks_of(engine, request_for(7) | {"images": [b"PNG red", b"PNG blue"]})
+    assert first["num_prompt_tokens"] == 1 + 2 * 9
+    assert not any("num_prompt_tokens" in chunk for chunk in rest)
     assert AsyncLLM.made[-1].prompts == [
         {"prompt_token_ids": [7], "multi_modal_data": {"image": ["red", "blue"]}}
     ]

@@ -94,7 +94,7 @@ async def test_what_a_model_sees_changes_its_answer(
     await cluster.ready(http)
     await cluster.prefill_ready()
     red, blue = png((255, 0, 0)), png((0, 0, 255))
-    answers = {}
+    answers, num_prompt = {}, {}
     for name, images in (("red", [red]), ("blue", [blue]), ("both", [red, blue]), ("none", [])):
         body = {"messages": [message(*images)], "max_tokens": 8, "temperature": 0, "logprobs": True}
         async with http.post(
@@ -108,6 +108,7 @@ async def test_what_a_model_sees_changes_its_answer(
             place = answer.headers["x-tandem-prefill"]
             assert (reason == "the prompt has images") == bool(images), reason
             assert place == ("local" if images else "remote"), reason
+            num_prompt[name] = found["usage"]["prompt_tokens"]
             tokens = found["choices"][0]["logprobs"]["content"]
             answers[name] = [each["logprob"] for each in tokens]
         again = await cluster.chat(http, **body)
@@ -115,6 +116,9 @@ async def test_what_a_model_sees_changes_its_answer(
         assert [each["logprob"] for each in tokens] == pytest.approx(answers[name], abs=1e-3)
     kinds = [tuple(round(each, 2) for each in found) for found in answers.values()]
     assert len(set(kinds)) == 4, "the model sees no difference"
+    assert num_prompt["red"] == num_prompt["blue"]
+    of_image = num_prompt["red"] - num_prompt["none"]
+    assert of_image >= 4 and num_prompt["both"] - num_prompt["red"] == of_image
 
 
 async def test_an_image_that_vllm_cannot_read_is_named(

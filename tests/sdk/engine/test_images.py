@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -145,6 +146,33 @@ async def test_images_of_all_apis_reach_the_engine_in_the_prompts_order(
         await asked.ask(CHAT, **chat_of(text))
         assert asked.seen() == ("[user]or[answer]", [])
         assert "images" not in asked.engine.requests[-1]
+
+
+async def test_the_tokens_of_images_are_in_the_usage_of_every_api(
+    runtime_config: RuntimeConfig, tmp_path: Path
+) -> None:
+    class Counting(Seeing):
+        async def generate(self, request: GenerateRequest, context: Context) -> Chunks:
+            num_tokens = len(request["token_ids"]) + 50 * len(request.get("images", []))
+            async for chunk in super().generate(request, context):
+                yield chunk | {"num_prompt_tokens": num_tokens}
+
+    text = {"type": "text", "text": "or"}
+    async with asking(runtime_config, tmp_path, Counting()) as asked:
+        for path, body, key in (
+            (CHAT, chat_of(image_url(RED), text, image_url(BLUE)) | {"n": 2}, "prompt_tokens"),
+            (RESPONSES, input_of(input_image(RED), input_image(BLUE)), "input_tokens"),
+            (MESSAGES, messages_of(image_block(RED), text, image_block(BLUE)), "input_tokens"),
+            (CHAT, chat_of(text), "prompt_tokens"),
+        ):
+            counted = (await asked.ask(path, **body))["usage"][key]
+            request = asked.engine.requests[-1]
+            assert counted == len(request["token_ids"]) + 50 * len(request.get("images", [])), path
+        body = messages_of(image_block(RED)) | {"model": "toy", "stream": True}
+        lines = (await asked.stack.http.post(MESSAGES, json=body)).text.splitlines()
+        (begin,) = (line for line in lines if '"message_start"' in line and "data:" in line)
+        usage = json.loads(begin.removeprefix("data: "))["message"]["usage"]
+        assert usage["input_tokens"] == len(asked.engine.requests[-1]["token_ids"]) + 50
 
 
 async def test_images_stay_in_the_conversation(

@@ -150,6 +150,8 @@ def test_the_token_that_ended_an_answer_is_no_part_of_it() -> None:
         ({"token_ids": [-1]}, "token_ids"),
         ({"token_ids": [1], "index": 1}, "index"),
         ({"token_ids": [], "finish_reason": "bored"}, "finish_reason"),
+        ({"token_ids": [1], "num_prompt_tokens": -1}, "num_prompt_tokens"),
+        ({"token_ids": [1], "num_prompt_tokens": 2.5}, "num_prompt_tokens"),
         ({"token_ids": [1], "log_probs": []}, "log_probs"),
         ({"token_ids": [1], "log_probs": [math.nan]}, "log probability"),
         ({"token_ids": [1], "log_probs": [math.inf]}, "log probability"),
