@@ -41,7 +41,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
 
     A body may have those of `no_effect` in any form: clients of one API or another send them, and
     they change nothing here. Without those of `refused` an answer would be another one than its
-    caller expects.
+    caller expects, and so it would without those of `switches` where they are on.
     """
 
     no_effect: ClassVar[frozenset[str]] = frozenset(
@@ -55,6 +55,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     refused: ClassVar[frozenset[str]] = frozenset(
         ("suffix", "audio", "chat_template", "conversation", "prompt", "container")
     )
+    switches: ClassVar[frozenset[str]] = frozenset(("background", "use_beam_search"))
 
 
 def read_body(kind: type[B], raw: bytes, large: Collection[str], ignored: Ignored) -> B:
@@ -73,9 +74,10 @@ def read_body_fields(
     """
     fields = read_fields(raw)
     for name in fields.keys() - _names(kind) - kind.no_effect:
-        if is_null(fields[name]):
+        is_off = name in kind.switches and bytes(fields[name]) == b"false"
+        if is_off or is_null(fields[name]):
             continue
-        if name in kind.refused:
+        if name in kind.refused or name in kind.switches:
             raise unsupported(name)
         ignored.add(short(name))
     if len(raw) > MAX_FIELD_BYTES:

@@ -1,6 +1,6 @@
 """The fields that the bodies of chat and completions requests have in common, and their checks."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -47,8 +47,6 @@ class RequestBody(ConstraintFields, frozen=True, kw_only=True):
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-
-    use_beam_search: Literal[False] | None = None
 
     @property
     def stop_strings(self) -> list[str]:

@@ -88,7 +88,6 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     thinking: bool | Thinking | None = None
     include_reasoning: bool | None = None
 
-    background: Literal[False] | None = None
     truncation: Literal["disabled", "auto"] | None = None  # a prompt that fits is never cut
     top_logprobs: Natural | None = None
     max_tool_calls: Count | None = None  # of built-in tools, and there are none
