@@ -14,7 +14,7 @@ from tandem.prefill.metrics import PrefillMetrics
 from tandem.queue.prefill_queue import Delivery
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.store.discovery import watch_transfer
-from tandem.runtime.tasks import cancel, keep_running
+from tandem.runtime.tasks import cancel, ends_within, keep_running
 from tandem.runtime.wire.cluster_messages import RoleName, TransferMetadata
 from tandem.transfer.agents.link import GROUP_COUNTS
 from tandem.transfer.handoff.sender import HandoffSender
@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 RETRY_S = 0.5  # after an unexpected error
 CONNECT_RETRY_S = 5.0  # after a decode worker could not be connected to, or measured
 LEAVE_S = 0.05  # between looks, while tickets are left to another worker
+TURN_S = 0.1  # a worker leaves tickets for so long because of its load; then it may take one
+TURN_TIMEOUT_S = 0.02  # of that look at the queue
 
 
 class PrefillRole:
@@ -142,17 +144,30 @@ class PrefillRole:
         """Take tickets up to the budget of jobs and of uncached tokens."""
         while True:
             await self._jobs.room(self._config)
-            # One at a time: the next may exceed the budget, and other workers may be idle.
             try:
-                await self._worker.own_prompts.none.wait()
-                while self._leaves_tickets():
-                    await asyncio.sleep(LEAVE_S)
-                for delivery in await self.queue.receive(1, RECEIVE_TIMEOUT_S):
-                    await self._begin(delivery)
+                await self._receive_next()
             except Exception:
                 # The loop must go on: a worker that takes no more tickets is lost.
                 logger.exception("a ticket could not be taken")
                 await asyncio.sleep(RETRY_S)
+
+    async def _receive_next(self) -> None:
+        """Take a ticket, after the own prompts that came first.
+
+        Where these never end, tickets have their turn between them: all workers may be as busy, or
+        the one that should take a ticket may be its own, which asks for another.
+        """
+        is_free = await ends_within(self._has_time(), TURN_S)
+        # One at a time: the next may exceed the budget, and other workers may be idle.
+        timeout_s = RECEIVE_TIMEOUT_S if is_free else TURN_TIMEOUT_S
+        for delivery in await self.queue.receive(1, timeout_s):
+            await self._begin(delivery, has_turn=not is_free)
+
+    async def _has_time(self) -> None:
+        """Wait until no own prompt comes first and no other worker should take tickets."""
+        own = self._worker.own_prompts
+        while self._leaves_tickets() or not own.none.is_set():
+            await (own.none.wait() if not own.none.is_set() else asyncio.sleep(LEAVE_S))
 
     def _job(self, delivery: Delivery) -> Job:
         renew_interval_s = self._worker.settings.queue.ack_wait_s / 3
@@ -163,31 +178,29 @@ class PrefillRole:
         load, owner = self._worker.last_load, self._worker.roles.tickets
         return owner is not None and load is not None and owner.leaves_tickets(load)
 
-    async def _begin(self, delivery: Delivery) -> None:
+    async def _begin(self, delivery: Delivery, *, has_turn: bool) -> None:
         ticket = delivery.job
-        if self._leaves_tickets():  # answers came while the ticket was on its way
+        is_free = self._worker.own_prompts.none.is_set() and not self._leaves_tickets()
+        if not (is_free or has_turn):
+            # Answers or a prompt came while it was on its way: the next look comes after these.
+            await delivery.give_back()
+        elif ticket.decode_instance == self.node.instance_id:
+            await self._end_own_ticket(delivery, is_free)
+        elif ticket.num_tokens > self.node.max_prompt_tokens:  # for a worker with more context
             await delivery.give_back(GIVE_BACK_DELAY_S)
-            return
-        if ticket.decode_instance == self.node.instance_id:
-            await self._end_own_ticket(delivery)
-            return
-        if not self._worker.own_prompts.none.is_set():  # one came while the ticket was on its way
-            await delivery.give_back(GIVE_BACK_DELAY_S)
-            return
-        if ticket.num_tokens > self.node.max_prompt_tokens:  # for a worker with more context
-            await delivery.give_back(GIVE_BACK_DELAY_S)
-            return
-        await self._jobs.begin(self._job(delivery))
+        else:
+            await self._jobs.begin(self._job(delivery))
 
-    async def _end_own_ticket(self, delivery: Delivery) -> None:
+    async def _end_own_ticket(self, delivery: Delivery, is_free: bool) -> None:
         """Offer the ticket to others once; when it comes again, its prompt is computed here."""
         owner = self._worker.roles.tickets
-        if delivery.job.num_returns == 0:
+        if delivery.job.num_returns == 0 or not is_free:
             await delivery.give_back()
         elif owner is None or owner.take_back(delivery.job):
             await delivery.ack()
-        else:
-            await delivery.give_back(GIVE_BACK_DELAY_S)
+        else:  # it waits at the queue, not here: another worker may have room at any time
+            await delivery.give_back()
+            await asyncio.sleep(LEAVE_S)
 
     def on_outputs(self, outputs: list[SequenceOutput]) -> None:
         self._prompts.advance(outputs)

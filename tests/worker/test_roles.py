@@ -10,7 +10,9 @@ from msgspec.structs import replace
 from tandem.engine.config import STEP_TOKENS
 from tandem.engine.schedule.outputs import SequenceOutput
 from tandem.engine.schedule.sequence import Sequence
+from tandem.prefill import worker as prefill_worker
 from tandem.prefill.compute import PromptComputation
+from tandem.queue.jetstream import JetStreamDelivery
 from tandem.runtime.address import EndpointAddress, new_id
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import (
@@ -26,6 +28,8 @@ from tandem.worker import roles
 from tests.decode.prefill_peer import count, fresh_prompt
 from tests.services import EtcdServer, NatsServer, eventually
 from tests.worker.pair import Both, Pair
+
+LONG_S = 600.0
 
 
 async def test_a_prompt_is_computed_by_the_other_worker_where_that_is_asked_for(pair: Pair) -> None:
@@ -48,8 +52,9 @@ async def test_each_computes_prompts_of_the_other_while_it_answers(pair: Pair) -
 
 
 async def test_a_worker_takes_its_own_ticket_back_and_computes_the_prompt(
-    runtime_config: RuntimeConfig, tiny_model: Path
+    runtime_config: RuntimeConfig, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(prefill_worker, "TURN_S", LONG_S)
     limits = {"policy": "threshold", "max_local_prefill_length": 8}
     async with Pair(runtime_config, tiny_model, **limits) as pair:
         pair.two.worker.own_prompts.add("a prompt that never ends", 1)
@@ -104,22 +109,52 @@ async def test_a_worker_that_begins_with_the_prompts_of_others_has_the_device_s_
 
 
 async def test_a_worker_with_a_prompt_of_its_own_takes_none_of_others(
-    runtime_config: RuntimeConfig, tiny_model: Path
+    runtime_config: RuntimeConfig, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(prefill_worker, "TURN_S", LONG_S)
+    delays, give_back = list[float](), JetStreamDelivery.give_back
+
+    async def noted(delivery: JetStreamDelivery, delay_s: float = 0.0) -> None:
+        delays.append(delay_s)
+        await give_back(delivery, delay_s)
+
+    monkeypatch.setattr(JetStreamDelivery, "give_back", noted)
     async with Pair(runtime_config, tiny_model, policy="always_remote") as pair:
         pair.two.worker.own_prompts.add("a", 1)
         answer = await pair.ask(pair.one, fresh_prompt(21, seed=1))
-        await eventually(lambda: pair.one.decode.handoffs.num_open == 1)
+        await eventually(lambda: len(delays) > 3)  # at the worker that asks, which offers it again
+        assert pair.one.decode.handoffs.num_unclaimed == 1
         pair.two.worker.own_prompts.discard("a")
         assert await answer.whole() == pair.undisturbed(fresh_prompt(21, seed=1))
         assert answer.report is not None
         assert answer.report.prefill_instance == pair.two.node.instance_id
+        assert set(delays) == {0.0}, "the worker that has room first does not see it at once"
+        await pair.balanced()
+
+
+@pytest.mark.parametrize("busy_by", ["prompts", "answers"])
+async def test_tickets_have_their_turn_where_every_worker_is_as_busy(
+    busy_by: str, runtime_config: RuntimeConfig, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Pair(runtime_config, tiny_model, policy="always_remote") as pair:
+        for each in (pair.one, pair.two):
+            if busy_by == "prompts":
+                each.worker.own_prompts.add("a prompt that never ends", 1)
+            else:
+                monkeypatch.setattr(each.prefill, "_leaves_tickets", lambda: True)
+        prompts = [fresh_prompt(21, seed) for seed in range(4)]
+        asked = (pair.one, pair.two, pair.one, pair.two)
+        answers = [await pair.ask(each, p) for each, p in zip(asked, prompts, strict=True)]
+        for prompt, answer in zip(prompts, answers, strict=True):
+            assert await answer.whole() == pair.undisturbed(prompt)
+            assert answer.report is not None and answer.report.place == "remote"
         await pair.balanced()
 
 
 async def test_a_worker_leaves_tickets_while_another_should_take_them(
     runtime_config: RuntimeConfig, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(prefill_worker, "TURN_S", LONG_S)
     limits = {"policy": "always_remote", "claim_timeout_ms": 60_000, "itl_target_ms": 1000}
     async with Pair(runtime_config, tiny_model, **limits) as pair:
         two, looks = pair.two.worker, []
