@@ -56,6 +56,7 @@ class Verdict:
     num_honest: int = 0
     num_ended: int = 0  # honest streams that did not come to their end
     largest_gap: tuple[float, str] = (0.0, "")  # and the attacks that ran beside it
+    gaps: dict[str, float] = field(default_factory=dict)  # largest one beside each attack
     longest_wait_s: float = 0.0  # for a first token
     places: Counter[str] = field(default_factory=Counter)  # of prompts of honest answers
     reasons: Counter[str] = field(default_factory=Counter)  # of prompts that had to be remote
@@ -64,14 +65,17 @@ class Verdict:
     log_bytes: dict[str, int] = field(default_factory=dict)
     accounts: dict[str, Account] = field(default_factory=dict)
 
-    def beside(self, began_at: float, ended_at: float) -> str:
+    def attacks_beside(self, began_at: float, ended_at: float) -> list[str]:
         """Return the names of the attacks that ran within this time."""
-        names = [
+        return [
             name
             for name, account in self.accounts.items()
             if any(begin < ended_at and began_at < end for begin, end in account.runs)
         ]
-        return ", ".join(names) or "no attack"
+
+    def beside(self, began_at: float, ended_at: float) -> str:
+        """Return the same as a text."""
+        return ", ".join(self.attacks_beside(began_at, ended_at)) or "no attack"
 
     def __str__(self) -> str:
         gap_s, beside = self.largest_gap
@@ -85,8 +89,8 @@ class Verdict:
             f"({beside_local})",
             *(f"  {n:>4} x not remote: {reason}" for reason, n in self.reasons.most_common(5)),
             *(
-                f"  {name:<40} {len(each.runs):>3} runs, longest {each.longest_s:6.2f} s  "
-                f"{dict(sorted(each.statuses.items())) or ''}"
+                f"  {name:<40} {len(each.runs):>3} runs, longest {each.longest_s:6.2f} s, "
+                f"gap {self.gaps.get(name, 0.0):.2f} s  {dict(sorted(each.statuses.items())) or ''}"
                 for name, each in self.accounts.items()
             ),
             *(
@@ -131,7 +135,7 @@ async def soak(plan: Plan, run_dir: Path) -> Verdict:
             for task in (attacking, watching, *streams):
                 task.cancel()
             await asyncio.gather(attacking, watching, *streams, return_exceptions=True)
-        _judge_answers(verdict, outcomes, expected)
+        judge_answers(verdict, outcomes, expected)
         _judge_attacks(verdict)
         await _judge_cluster(verdict, cluster, memory)
     return verdict
@@ -228,7 +232,7 @@ class Memory:
         return {name: grown for name, grown in gained.items() if grown > RSS_GROWTH_BYTES}
 
 
-def _judge_answers(
+def judge_answers(
     verdict: Verdict, outcomes: Sequence[Outcome], expected: dict[int, Outcome]
 ) -> None:
     verdict.num_honest = len(outcomes)
@@ -239,10 +243,11 @@ def _judge_answers(
             beside = verdict.beside(outcome.started_at, outcome.finished_at)
             reason = outcome.error or outcome.broken
             verdict.violations.append(f"{kind.lstrip('!')}: {outcome.status} {reason} ({beside})")
-        if outcome.largest_gap_s > verdict.largest_gap[0]:
-            ended_at = outcome.gap_ended_at
-            beside = verdict.beside(ended_at - outcome.largest_gap_s, ended_at)
-            verdict.largest_gap = (outcome.largest_gap_s, beside)
+        gap_s, ended_at = outcome.largest_gap_s, outcome.gap_ended_at
+        for name in verdict.attacks_beside(ended_at - gap_s, ended_at):
+            verdict.gaps[name] = max(verdict.gaps.get(name, 0.0), gap_s)
+        if gap_s > verdict.largest_gap[0]:
+            verdict.largest_gap = (gap_s, verdict.beside(ended_at - gap_s, ended_at))
         if outcome.first_event_at is not None:
             wait_s = outcome.first_event_at - outcome.started_at
             verdict.longest_wait_s = max(verdict.longest_wait_s, wait_s)
