@@ -34,6 +34,7 @@ class PrefillSide:
     """This worker and the prefill side, as far as a placement depends on them."""
 
     num_instances: int = 0
+    num_silent: int = 0  # of these: they have not reported their load lately
     queue_connected: bool = False
     num_queued_jobs: int = 0
     num_ticket_tokens: int = 0  # uncached tokens of tickets that are not claimed yet
@@ -253,6 +254,8 @@ def _decide(
         return Decision("local", PlacementCause.NO_PREFILL_WORKER)
     if not side.queue_connected:
         return Decision("local", PlacementCause.QUEUE_LOST)
+    if side.num_silent == side.num_instances:
+        return Decision("local", PlacementCause.SILENT)
     if placement == "remote":
         return Decision("remote", PlacementCause.ASKED)
     if config.policy == Policy.ALWAYS_REMOTE:

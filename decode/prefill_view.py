@@ -72,6 +72,8 @@ class PrefillView:
         side, depth = self._side, self.queue_depth
         helpers = self._helpers(seq.num_tokens)
         side.num_instances = len(helpers)
+        oldest = time.perf_counter() - REPORT_LIFETIME_S
+        side.num_silent = sum(self._loads.get(each, (oldest,))[0] < oldest for each in helpers)
         side.queue_connected = self._queue.connected
         # Counted here, not at the queue: a burst is decided before its first ticket is published.
         side.num_queued_jobs = max(depth.num_jobs, self.num_reserved - self.num_taken)

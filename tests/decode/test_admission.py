@@ -1,5 +1,6 @@
 """The place of a prompt's prefill."""
 
+import dataclasses
 from pathlib import Path
 
 import msgspec
@@ -25,7 +26,7 @@ from tandem.decode.transfer_cost import TransferCost
 from tandem.queue.limits import MAX_DEADLINE_MS
 from tandem.router.predict import SHARE_TRIED, SURE_SHARE, PlaceLoad, Prediction, predict
 from tandem.runtime.wire.cluster_messages import StepCosts
-from tandem.runtime.wire.messages import Targets
+from tandem.runtime.wire.messages import PrefillPlace, Targets
 
 
 def side(**changes: object) -> PrefillSide:
@@ -115,6 +116,20 @@ def test_the_length_decides_where_no_cost_is_known() -> None:
 def test_prompts_stay_where_no_other_worker_reports() -> None:
     decision = decide(ADAPTIVE, 500, side(here=place()))
     assert (decision.place, decision.cause) == ("local", PlacementCause.SILENT)
+
+
+@pytest.mark.parametrize("policy", [Policy.ALWAYS_REMOTE, Policy.THRESHOLD, Policy.ADAPTIVE])
+@pytest.mark.parametrize("placement", ["remote", None])
+def test_no_prompt_is_sent_where_every_worker_has_fallen_silent(
+    policy: Policy, placement: PrefillPlace | None
+) -> None:
+    config = THRESHOLD.model_copy(update={"policy": policy})
+    silent = side(num_instances=2, num_silent=2, here=place(), others=[place()])
+    decision = decide(config, 500, silent, placement=placement)
+    assert (decision.place, decision.cause) == ("local", PlacementCause.SILENT)
+    if placement or policy is not Policy.ADAPTIVE:
+        one_silent = dataclasses.replace(silent, num_silent=1)
+        assert decide(config, 500, one_silent, placement=placement).place == "remote"
 
 
 @pytest.mark.parametrize(
