@@ -160,19 +160,19 @@ class RemotePrefill:
 
     def offer(self) -> None:
         """Publish the ticket, and give it up when none has claimed it in time."""
-        decision = self.active.decision
-        assert decision is not None
-        config = self._remotes.thresholds.current
-        timeout_ms = decision.claim_timeout_ms or config.claim_timeout_ms
-        self._aio.call_later(timeout_ms / 1e3, self._unclaimed)
         self._remotes.server.spawn(self._publish_ticket())
 
     async def _publish_ticket(self) -> None:
         active, num_tokens = self.active, self.active.seq.num_given_tokens
+        assert active.decision is not None
         trace = active.span.begin_handoff()
         server, num_uncached = self._remotes.server, self._num_uncached_tokens
         if await server.publish(self.handoff, num_tokens, num_uncached, trace):
             active.timeline.mark("queued")
+            # Not before: until it is on the queue no worker can claim it
+            config = self._remotes.thresholds.current
+            timeout_ms = active.decision.claim_timeout_ms or config.claim_timeout_ms
+            self._aio.call_later(timeout_ms / 1e3, self._unclaimed)
 
     def _unclaimed(self) -> None:
         """Give up a ticket that waits, unless another worker is still predicted to be better."""

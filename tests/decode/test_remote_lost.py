@@ -15,6 +15,7 @@ import pytest
 
 from tandem.decode.admission import MAX_WAYS_GIVEN, decide
 from tandem.decode.prefill_view import REPORT_LIFETIME_S
+from tandem.queue.jetstream import JetStreamQueue
 from tandem.runtime.bus.events import load_subject
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import (
@@ -189,6 +190,28 @@ async def test_a_ticket_outlasts_its_time_while_a_worker_that_reports_is_predict
         assert later.report is not None and later.report.place == "local"
         assert later.report.reason == "no prefill worker has reported its load lately"
         await stage.balanced()
+
+
+async def test_the_time_to_claim_a_ticket_begins_once_it_is_on_the_queue(
+    runtime_config: RuntimeConfig, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_publish, publish = asyncio.Event(), JetStreamQueue.publish
+
+    async def late(queue: JetStreamQueue, job: PrefillJob) -> None:
+        await may_publish.wait()
+        await publish(queue, job)
+
+    monkeypatch.setattr(JetStreamQueue, "publish", late)
+    async with Stage(runtime_config, tiny_model, claim_timeout_ms=200) as stage:
+        answer = await stage.ask(PROMPT)
+        await eventually(lambda: stage.worker.handoffs.num_unclaimed == 1)
+        opened_at = time.perf_counter()
+        await eventually(lambda: time.perf_counter() > opened_at + 0.6)
+        assert stage.worker.handoffs.num_unclaimed == 1
+        may_publish.set()
+        assert await answer.whole() == stage.undisturbed(PROMPT)
+        assert answer.report is not None
+        assert "no worker was free to claim it in time" in answer.report.reason
 
 
 async def test_a_ticket_whose_target_is_lost_gives_way_while_others_wait(
