@@ -9,7 +9,7 @@ from tandem.engine.schedule.outputs import LoadStats, SequenceOutput
 from tandem.engine.schedule.sequence import layer_boundaries
 from tandem.prefill.compute import PromptComputation, Prompts
 from tandem.prefill.config import PrefillConfig
-from tandem.prefill.job import GIVE_BACK_DELAY_S, RECEIVE_TIMEOUT_S, Job, RunningJobs
+from tandem.prefill.job import GIVE_BACK_DELAY_S, RECEIVE_TIMEOUT_S, TURN_S, Job, RunningJobs
 from tandem.prefill.metrics import PrefillMetrics
 from tandem.queue.prefill_queue import Delivery
 from tandem.runtime.address import EndpointAddress
@@ -26,8 +26,7 @@ logger = logging.getLogger(__name__)
 RETRY_S = 0.5  # after an unexpected error
 CONNECT_RETRY_S = 5.0  # after a decode worker could not be connected to, or measured
 LEAVE_S = 0.05  # between looks, while tickets are left to another worker
-TURN_S = 0.1  # a worker leaves tickets for so long because of its load; then it may take one
-TURN_TIMEOUT_S = 0.02  # of that look at the queue
+TURN_TIMEOUT_S = 0.02  # of a look at the queue by a worker that is not free
 
 
 class PrefillRole:

@@ -28,7 +28,7 @@ from tandem.launch.simulation.worker import (
     VirtualWorker,
 )
 from tandem.prefill.config import PrefillConfig
-from tandem.prefill.job import GIVE_WAY_DELAY_S
+from tandem.prefill.job import GIVE_WAY_DELAY_S, TURN_S
 from tandem.router.predict import PlaceLoad
 
 
@@ -82,6 +82,7 @@ class Handoffs:
         self._by_seq: dict[PlannedSequence, Ticket] = {}
         self._homes: dict[VirtualWorker, _Home] = {}
         self._reported: dict[VirtualWorker, PlaceLoad | None] = {}
+        self._turned_s: dict[VirtualWorker, float] = {}  # when a busy worker last took a ticket
         self._depth = (0, 0)  # jobs and tokens, when they were last looked at
 
     # ---- roles that change ----------------------------------------------------------------
@@ -166,6 +167,7 @@ class Handoffs:
             claim_ms / 1e3, partial(self._unclaimed, ticket, may_wait=decision.is_predicted)
         )
         self._clock.after(longest_ms / 1e3, partial(self._give_up, ticket, "deadline"))
+        self._clock.after(TURN_S, self.offer)
         home.own_prompts.discard(seq.request_id)
         self.offer()
 
@@ -191,11 +193,22 @@ class Handoffs:
             return False
         jobs = self._jobs[worker]
         return (
-            not worker.own_prompts
-            and len(jobs) < self._prefill.max_batch_jobs
+            len(jobs) < self._prefill.max_batch_jobs
             and sum(job.num_uncached for job in jobs) < self._prefill.max_batch_tokens
-            and not self._leaves_tickets(worker)
+            and (self._has_time(worker) or self._has_turn(worker, ticket))
         )
+
+    def _has_time(self, worker: VirtualWorker) -> bool:
+        return not worker.own_prompts and not self._leaves_tickets(worker)
+
+    def _has_turn(self, worker: VirtualWorker, ticket: Ticket) -> bool:
+        """Return True for a busy worker that has taken none for long while this ticket waited."""
+        since_s = max(ticket.queued_s, self._turned_s.get(worker, 0.0))
+        if worker is ticket.home or self._clock.now_s < since_s + TURN_S:
+            return False
+        self._turned_s[worker] = self._clock.now_s
+        self._clock.after(TURN_S, self.offer)
+        return True
 
     def _gives_way(self, ticket: Ticket, worker: VirtualWorker) -> bool:
         is_last = len(self._queue) == 1 or ticket.num_ways_given == MAX_WAYS_GIVEN

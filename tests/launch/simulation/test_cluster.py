@@ -111,6 +111,18 @@ def test_a_worker_of_both_roles_computes_another_worker_s_prompt_by_prediction()
     assert places == {"local", "remote"}
 
 
+def test_a_ticket_has_its_turn_at_a_worker_whose_own_prompts_never_end(tmp_path: Path) -> None:
+    short = [(4.0 * number, 80, 2, []) for number in range(500)]
+    long = [(301.0, 1500, 2, []), (601.0, 1500, 2, [])]
+    trace = write_trace(tmp_path / "trace", *sorted(short + long))
+    by_length = {"policy": Policy.THRESHOLD, "max_local_prefill_length": 100}
+    roomy = msgspec.structs.replace(FIGURES, num_blocks=8192)
+    setup = setup_of(DisaggConfig.model_validate(by_length), figures=roomy)
+    records = simulate(layout("workers", 2), setup, load_of(trace=trace))
+    asked = [each for each in records if each.scheduled_s in (0.301, 0.601)]
+    assert [each.prefill_place for each in asked] == ["remote"] * 2
+
+
 def test_answers_with_a_target_stand_on_few_workers_and_prompts_are_computed_on_the_others() -> (
     None
 ):
