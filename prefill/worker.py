@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 RETRY_S = 0.5  # after an unexpected error
 CONNECT_RETRY_S = 5.0  # after a decode worker could not be connected to, or measured
 LEAVE_S = 0.05  # between looks, while tickets are left to another worker
+MAX_PASSED = 8  # own tickets in a row that a worker offers to others
 TURN_TIMEOUT_S = 0.02  # of a look at the queue by a worker that is not free
 
 
@@ -157,10 +158,18 @@ class PrefillRole:
         the one that should take a ticket may be its own, which asks for another.
         """
         is_free = await ends_within(self._has_time(), TURN_S)
-        # One at a time: the next may exceed the budget, and other workers may be idle.
         timeout_s = RECEIVE_TIMEOUT_S if is_free else TURN_TIMEOUT_S
-        for delivery in await self.queue.receive(1, timeout_s):
-            await self._begin(delivery, has_turn=not is_free)
+        passed: set[bytes] = set()  # own tickets, which go behind those of others
+        # One at a time: the next may exceed the budget, and other workers may be idle.
+        while deliveries := await self.queue.receive(1, timeout_s):
+            [delivery] = deliveries
+            handoff_id = delivery.job.handoff_id
+            is_own = delivery.job.decode_instance == self.node.instance_id
+            if not is_own or handoff_id in passed or len(passed) == MAX_PASSED:
+                await self._begin(delivery, has_turn=not is_free)
+                return
+            passed.add(handoff_id)
+            await delivery.give_back()
 
     async def _has_time(self) -> None:
         """Wait until no own prompt comes first and no other worker should take tickets."""
@@ -191,9 +200,9 @@ class PrefillRole:
             await self._jobs.begin(self._job(delivery))
 
     async def _end_own_ticket(self, delivery: Delivery, is_free: bool) -> None:
-        """Offer the ticket to others once; when it comes again, its prompt is computed here."""
+        """Compute the prompt of a ticket here that no other worker has taken meanwhile."""
         owner = self._worker.roles.tickets
-        if delivery.job.num_returns == 0 or not is_free:
+        if not is_free:
             await delivery.give_back()
         elif owner is None or owner.take_back(delivery.job):
             await delivery.ack()
