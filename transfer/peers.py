@@ -59,7 +59,7 @@ class PeerHealth:
 
 def is_dead(instance: Instance) -> bool:
     """Return True if no thread of the instance's process runs; False if that is unknown."""
-    if not _is_visible(instance):
+    if not is_here(instance):
         return False
     try:
         os.kill(instance.pid, 0)
@@ -72,7 +72,7 @@ def is_dead(instance: Instance) -> bool:
 
 def is_stopped(instance: Instance) -> bool:
     """Return True if a signal or a debugger has stopped the process, which may run again."""
-    if not _is_visible(instance):
+    if not is_here(instance):
         return False
     try:
         return _state(Path("/proc", str(instance.pid))) in ("T", "t")
@@ -80,7 +80,7 @@ def is_stopped(instance: Instance) -> bool:
         return False
 
 
-def _is_visible(instance: Instance) -> bool:
+def is_here(instance: Instance) -> bool:
     """Return True if the process has a pid here: only its own kernel knows its state."""
     return bool(instance.pid and instance.pid_space and instance.pid_space == pid_space())
 

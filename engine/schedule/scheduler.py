@@ -27,6 +27,7 @@ from tandem.engine.schedule.step_cost import PromptBudget, StepCost
 from tandem.runtime.wire.block_hash import num_blocks_of
 
 WATERMARK_FRACTION = 0.01  # of the pool, left free for running sequences to grow into
+MAX_QUARANTINED = 0.25  # of the pool; then no blocks are reserved for writes of others
 
 
 class Scheduler:
@@ -164,9 +165,10 @@ class Scheduler:
     def reserve(self, seq: Sequence) -> bool:
         """Hold the blocks of `seq`'s prompt and a batch row until `admit`, `requeue` or `drop`.
 
-        False when this would starve running sequences or those that arrived earlier.
+        False when this would starve running sequences or those that arrived earlier, and while much
+        of the pool is in quarantine: a network that fails must not take all of it.
         """
-        if not self.has_row:
+        if not self.has_row or self.pool.num_quarantined > MAX_QUARANTINED * self.pool.num_blocks:
             return False
         if not take_blocks(self.pool, seq, self._num_spare_blocks, is_remote=True):
             return False

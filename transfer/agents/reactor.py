@@ -1,9 +1,10 @@
 """The work of the transfer thread: peers, posted transfers and their ends. No threads, no asyncio.
 
-A failed transfer ends the connection to its peer: only a closed connection proves that nothing of
-the transfer, and nothing of its siblings, can land later. On a GPU not even that proves it: copies
-between processes wait on streams that a closed connection does not stop. There a failed transfer
-ends when everything has run that the device had been given by then.
+A failed transfer ends the connection to its peer: nothing more of the transfer and its siblings is
+sent then. Within one machine nothing can land later either; what goes to another one may still be
+on its way (transfer/handoff/decode.py). On a GPU copies between processes wait on streams that a
+closed connection does not stop. There a failed transfer ends when everything has run that the
+device had been given by then.
 """
 
 import logging
@@ -98,7 +99,7 @@ class _Settling:
 class TransferReactor:
     """Drives one transport. Every method runs on the transfer thread.
 
-    `settle` belongs to a pool on a GPU; None: nothing lands after a connection is closed.
+    `settle` belongs to a pool on a GPU; None: a closed connection ends its transfers.
     """
 
     def __init__(

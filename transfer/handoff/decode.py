@@ -7,8 +7,10 @@ ALLOCATED ─published─▶ QUEUED ─claim─▶ CLAIMED ─landed─▶ WRITI
 
 Before a claim is granted nothing can be written, so giving up is immediate. Afterwards the blocks
 stay in quarantine (CLOSING) until there is proof that nothing can land: `Settled`, the end of the
-write lease and its grace, or `peer_gone`. Times are arguments, `time.perf_counter()` seconds. The
-worker carries out the returned actions in order.
+write lease and its grace, or `peer_gone`. A claimant on another machine proves nothing about a
+write that failed: its system goes on to send what it was given after the connection is closed, and
+messages of other connections may overtake that. Times are arguments, `time.perf_counter()` seconds.
+The worker carries out the returned actions in order.
 """
 
 import hmac
@@ -37,6 +39,9 @@ from tandem.transfer.handoff.actions import (
 from tandem.transfer.handoff.causes import CloseCause, DropCause
 from tandem.transfer.handoff.coverage import Announcement, Coverage
 from tandem.transfer.handoff.landed import Landed, SettledNotice, decode_landed
+
+# Linux tries for up to some 150 s to deliver what a closed connection still has to send
+LATE_BYTES_S = 180.0
 
 
 class HandoffState(Enum):
@@ -98,6 +103,7 @@ class DecodeHandoff:
         self._awaits_first = awaits_first
         self._grace_s = grace_ms / 1e3
         self._lease_until = 0.0
+        self._is_afar = False  # the claimant is on another machine
         self._block_of = dict(grant.fill)  # ordinal |-> block id
         self._num_layers = num_layers
         self._tp_size = tp_size
@@ -137,7 +143,7 @@ class DecodeHandoff:
         if self.state in _LIVE:
             return min(self.deadline, self._lease_until + self._grace_s)
         if self.state is HandoffState.CLOSING:
-            return self._lease_until + self._grace_s
+            return self._quiet_at
         return None
 
     def published(self) -> None:
@@ -145,11 +151,12 @@ class DecodeHandoff:
         if self.state is HandoffState.ALLOCATED:
             self.state = HandoffState.QUEUED
 
-    def claim(self, claim: Claim, now: float) -> Claimed | ClaimRefused:
+    def claim(self, claim: Claim, now: float, *, is_afar: bool = False) -> Claimed | ClaimRefused:
         """Grant the write lease to one prefill worker; a repeated claim gets the same answer.
 
         A repeated claim lengthens the lease, because its answer restarts the prefill worker's
         clock. It must come from the same run of the ticket: two runs would settle for each other.
+        `is_afar`: the prefill worker is on another machine.
         """
         claimant = (claim.prefill_instance, claim.prefill_epoch, claim.run)
         if (claim.handoff_id, claim.attempt) != (self.handoff_id, self.attempt):
@@ -167,6 +174,7 @@ class DecodeHandoff:
             self._granted_to = claimant
             self.claimant = claimant[:2]
             self.claimant_tp_size = claim.tp_size
+            self._is_afar = is_afar
             self._coverage = Coverage(
                 len(self._block_of), self._num_layers, claim.tp_size, self._tp_size
             )
@@ -313,8 +321,10 @@ class DecodeHandoff:
 
     def tick(self, now: float) -> list[Action]:
         """Apply the deadline, the lease and its grace."""
-        if self.state not in UNCLAIMED and now > self._lease_until + self._grace_s:
+        if self.state not in UNCLAIMED and now > self._quiet_at:
             return self._quiesced(CloseCause.LEASE_EXPIRED, "lease expired")
+        if self.state in _LIVE and now > self._lease_until + self._grace_s:
+            return self._close(CloseCause.LEASE_EXPIRED, "lease expired")
         if now >= self.deadline and self.state in _OPEN:
             return self._close(CloseCause.DEADLINE, "deadline")
         return []
@@ -334,6 +344,11 @@ class DecodeHandoff:
             assert self.close_cause is not None
 
     @property
+    def _quiet_at(self) -> float:
+        """The time after which nothing can land, whatever became of the claimant."""
+        return self._lease_until + (LATE_BYTES_S if self._is_afar else self._grace_s)
+
+    @property
     def _claimant_name(self) -> str:
         return ".".join(self.claimant or ())
 
@@ -347,11 +362,13 @@ class DecodeHandoff:
             return self._drop(DropCause.UNCLAIMED)
         if self._settled or self.may_reuse_blocks:
             return self._drop(DropCause.DUPLICATE)
+        if num_failed:
+            error = error or f"{num_failed} writes of {self._claimant_name} failed"
+            if self._is_afar:  # it is no proof
+                return self._close(cause, error) if self.state in _LIVE else []
         self._settled = True
-        if self.state is HandoffState.CLOSING or num_failed or error:
-            return self._quiesced(
-                cause, error or f"{num_failed} writes of {self._claimant_name} failed"
-            )
+        if self.state is HandoffState.CLOSING or error:
+            return self._quiesced(cause, error)
         return []  # everything is written; notices may still be under way
 
     def _admit_if_complete(self) -> list[Action]:

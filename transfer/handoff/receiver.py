@@ -37,7 +37,7 @@ from tandem.transfer.handoff.causes import CloseCause
 from tandem.transfer.handoff.decode import UNCLAIMED, DecodeHandoff
 from tandem.transfer.handoff.landed import Landed, SettledNotice
 from tandem.transfer.layout import RankPair
-from tandem.transfer.peers import is_dead, is_stopped
+from tandem.transfer.peers import is_dead, is_here, is_stopped
 
 if TYPE_CHECKING:
     from tandem.transfer.handoff.server import HandoffServer
@@ -93,6 +93,7 @@ class HandoffReceiver:
         self.request_id = request_id
         self.machine = machine
         self.owner = owner
+        self.claim_over = asyncio.Event()  # nothing is sent on its stream any more
         self.ended = asyncio.Event()
         self._server = server
         self._group = server.group
@@ -114,7 +115,8 @@ class HandoffReceiver:
     def claim(self, claim: Claim, claimant: Instance, stream: Responder) -> bool:
         """Answer a claim on its stream; False if it was refused."""
         was_unclaimed = self.is_unclaimed
-        answer = self.machine.claim(claim, time.perf_counter())
+        is_afar = not is_here(claimant)
+        answer = self.machine.claim(claim, time.perf_counter(), is_afar=is_afar)
         stream.send(encode(answer))
         if isinstance(answer, ClaimRefused):
             return False
@@ -131,6 +133,7 @@ class HandoffReceiver:
         """Give up if the claim's stream ended before the handoff did."""
         if self._claim_stream is stream:
             self._claim_stream = None
+            self.claim_over.set()
             self.run(self.machine.peer_lost(claim.prefill_instance))
 
     def landed(self, notice: Landed, decode_rank: int) -> None:
@@ -181,7 +184,7 @@ class HandoffReceiver:
         self.cancel()
         if self._timer is not None:
             self._timer.cancel()
-        self.ended.set()
+        self._end()
 
     # ---- actions of the machine ---------------------------------------------------------------
 
@@ -287,6 +290,10 @@ class HandoffReceiver:
         self._is_finished = True
         if self.machine.claimant is not None:
             self._group.expect(-1)
-        self.ended.set()
+        self._end()
         self._server.remove(self)
         self.owner.on_ended()
+
+    def _end(self) -> None:
+        self.ended.set()
+        self.claim_over.set()

@@ -202,7 +202,7 @@ class HandoffServer:
             return
         forget = context.on_cancel(lambda: receiver.claim_stream_lost(claim, answer))
         try:
-            await receiver.ended.wait()
+            await receiver.claim_over.wait()
         finally:
             forget()
 

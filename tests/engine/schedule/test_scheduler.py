@@ -251,6 +251,16 @@ def test_only_the_blocks_that_a_reservation_fills_are_quarantined(fake: SimpleNa
     assert scheduler.pool.num_quarantined == len(filled) == 2
 
 
+def test_nothing_is_reserved_while_much_of_the_pool_is_quarantined(fake: SimpleNamespace) -> None:
+    scheduler = make_scheduler(num_blocks=40)
+    for name, size in (("first", 40), ("second", 4)):  # a quarter of the pool, then one block more
+        assert scheduler.reserve(fake.make_seq(name, prompt(size)))
+        scheduler.drop(scheduler.remote[name], quarantined=True)
+    assert not scheduler.reserve(fake.make_seq("third", prompt(4)))
+    scheduler.release_quarantined([0])
+    assert scheduler.reserve(fake.make_seq("fourth", prompt(4)))
+
+
 def sequence_of(scheduler: Scheduler, request_id: str) -> Sequence:
     seq = scheduler.find(request_id)
     assert seq is not None

@@ -19,7 +19,7 @@ from tandem.transfer.handoff.actions import (
     Verify,
 )
 from tandem.transfer.handoff.causes import CloseCause, DropCause
-from tandem.transfer.handoff.decode import DecodeHandoff, HandoffState
+from tandem.transfer.handoff.decode import LATE_BYTES_S, DecodeHandoff, HandoffState
 from tandem.transfer.handoff.landed import Landed, SettledNotice, encode_landed
 
 ID, SECRET = b"i" * 16, b"s" * 16
@@ -53,10 +53,13 @@ def decode_handoff(*, verify: bool = True, tp_size: int = 1) -> DecodeHandoff:
     )
 
 
-def claimed(now: float = 0.0, *, tp_size: int = 1, prefill_tp: int = 1) -> DecodeHandoff:
+def claimed(
+    now: float = 0.0, *, tp_size: int = 1, prefill_tp: int = 1, is_afar: bool = False
+) -> DecodeHandoff:
     handoff = decode_handoff(tp_size=tp_size)
     handoff.published()
-    assert handoff.claim(Claim(ID, 1, "p", "e1", prefill_tp), now) == GRANT
+    claim = Claim(ID, 1, "p", "e1", prefill_tp)
+    assert handoff.claim(claim, now, is_afar=is_afar) == GRANT
     return handoff
 
 
@@ -312,6 +315,30 @@ def test_a_failed_write_that_has_settled_leaves_clean_blocks() -> None:
     handoff = claimed()
     local = PrefillLocally(CloseCause.FAILED, "1 writes of p.e1 failed", quarantined=False)
     assert handoff.settled_notice(SettledNotice(ID, 1, SECRET, 1, 1)) == [local]
+
+
+def test_a_failed_write_of_another_machine_may_land_after_it_has_settled() -> None:
+    handoff = claimed(is_afar=True)
+    local, retract = handoff.settled(settled(1, 1, "timeout"), 1.0)
+    assert local == PrefillLocally(CloseCause.FAILED, "timeout", quarantined=True)
+    assert isinstance(retract, Retract)
+    assert handoff.settled_notice(SettledNotice(ID, 1, SECRET, 1, 1)) == []
+    handoff.check_invariants()
+    assert handoff.next_tick == 10.0 + LATE_BYTES_S
+    assert handoff.tick(10.0 + LATE_BYTES_S) == []
+    assert handoff.tick(10.1 + LATE_BYTES_S) == [ReleaseQuarantined(FILL)]
+    complete = claimed(is_afar=True)
+    complete.cancel()
+    assert complete.settled(settled(1, 0, "cancelled"), 1.0) == [ReleaseQuarantined(FILL)]
+
+
+def test_a_lease_of_another_machine_that_runs_out_leaves_blocks_that_may_be_written() -> None:
+    handoff = claimed(is_afar=True)
+    assert handoff.next_tick == 12.0
+    local, retract = handoff.tick(12.1)
+    assert local == PrefillLocally(CloseCause.LEASE_EXPIRED, "lease expired", quarantined=True)
+    assert isinstance(retract, Retract)
+    assert handoff.tick(10.1 + LATE_BYTES_S) == [ReleaseQuarantined(FILL)]
 
 
 def test_a_lost_notice_comes_again_with_the_settling() -> None:
