@@ -1,5 +1,6 @@
 """Workers on hosts of their own, services and a frontend here, with TLS and firewalls."""
 
+import asyncio
 import contextlib
 import subprocess
 import sys
@@ -16,19 +17,21 @@ from tandem.runtime.local.child_process import ChildProcess
 from tests.certificates import Authority
 from tests.e2e.cluster import write_sensitive_model
 from tests.hosts import Host, Hosts, end, host_environment
-from tests.services import eventually, free_port
+from tests.services import PATIENCE_S, eventually, free_port
 
 TOKEN = "a token of the test"
 PORTS, TRANSFER_PORTS = "31000-31009", "31100-31199"
 # what the firewall of a worker's host lets in is what docs/deployment.md says of its ports
-FIREWALL = f"tcp flags & (syn | ack) == syn tcp dport != {{ {PORTS}, {TRANSFER_PORTS} }}"
+FIREWALL = (
+    f'iifname != "lo" tcp flags & (syn | ack) == syn tcp dport != {{ {PORTS}, {TRANSFER_PORTS} }}'
+)
 
 
 class HostCluster:
     """NATS, etcd and a frontend on this machine, one worker on each host."""
 
-    def __init__(self, hosts: Hosts, folder: Path) -> None:
-        self.hosts, self._folder = hosts, folder
+    def __init__(self, hosts: Hosts, folder: Path, *flags: str) -> None:
+        self.hosts, self._folder, self._flags = hosts, folder, flags
         self._model = write_sensitive_model(folder / "model")
         addresses = [hosts.address, *(host.address for host in hosts.all)]
         files = Authority(folder / "tls").issue(*addresses)
@@ -77,11 +80,23 @@ class HostCluster:
                 "--engine.max_model_len=512",
                 "--engine.threads=1",
                 "--disagg.policy=always_remote",
-                *self._join,
+                *(*self._join, *self._flags),
             ),
         ]
         log = self._folder / f"{host.name}.log"
         self.workers[host.name] = host.spawn(*words, log=log, environment=self._environment)
+
+    async def doctor(self, host: Host) -> str:
+        """Return what `tandem doctor` says on a host."""
+        done = await asyncio.to_thread(
+            subprocess.run,
+            host.command(*_command("doctor"), *self._join),
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=2 * PATIENCE_S,
+        )
+        return done.stdout + done.stderr
 
     async def report(self) -> ClusterReport | None:
         flags = [Flag(*word.split("=", 1)) for word in self._join if "=" in word]

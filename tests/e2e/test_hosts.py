@@ -1,6 +1,7 @@
 """Workers on three hosts, services on a fourth, TLS and firewalls: faults under load."""
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Iterator
 
@@ -66,7 +67,15 @@ async def test_workers_of_three_hosts_reach_one_another_through_their_firewalls(
     assert {host.address for host in cluster.hosts.all} <= addresses
 
 
-@pytest.mark.parametrize("kind", ["two hosts", "a host", "loss"])
+async def test_doctor_sends_bytes_from_its_host_to_each_worker(cluster: HostCluster) -> None:
+    text = await cluster.doctor(cluster.hosts.all[0])
+    words = " ".join(text.split())
+    for host in cluster.hosts.all:
+        assert re.search(rf"{host.name} at {host.address}:\d+:? took 1 MiB", words), text
+    assert "kv link" in words, text
+
+
+@pytest.mark.parametrize("kind", ["two hosts", "a host and the services", "a host", "loss"])
 async def test_a_network_that_fails_costs_no_answer(
     cluster: HostCluster, load: StreamLoad, kind: str
 ) -> None:
@@ -75,6 +84,8 @@ async def test_a_network_that_fails_costs_no_answer(
         if kind == "two hosts":
             one.drop(f"ip saddr {other.address}")
             other.drop(f"ip saddr {one.address}")
+        elif kind == "a host and the services":
+            one.drop(f"ip saddr {cluster.hosts.address}")
         elif kind == "a host":
             one.unplug()
         else:

@@ -33,7 +33,9 @@ def hosts() -> Iterator[Hosts]:
 async def cluster(
     hosts: Hosts, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[HostCluster]:
-    async with HostCluster(hosts, tmp_path_factory.mktemp("far")).running() as cluster:
+    # many writes are given up while their bytes are on the way
+    flags = "--transfer.write_timeout_s=0.3"
+    async with HostCluster(hosts, tmp_path_factory.mktemp("far"), flags).running() as cluster:
         yield cluster
 
 
