@@ -1,18 +1,21 @@
 """READs of a prompt's prefix from the decode worker's cache, where computing it takes longer."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from tandem.engine.core.loop import EngineLoop
 from tandem.engine.schedule.sequence import Sequence
-from tandem.runtime.errors import TandemError
+from tandem.runtime.address import new_id
+from tandem.runtime.errors import TandemError, TransferError
 from tandem.runtime.process.token_rate import TokenRate
 from tandem.runtime.wire.decoding import decoder
 from tandem.runtime.wire.handoff_messages import PrefixBlocks, PrefixRequest
 from tandem.runtime.wire.messages import encode
 from tandem.transfer.agents.group import TransferGroup
 from tandem.transfer.agents.link import Link
+from tandem.transfer.handoff.decode import LATE_BYTES_S
 from tandem.transfer.handoff.prefill import PrefillHandoff
 
 _decode_blocks = decoder(PrefixBlocks)
@@ -52,13 +55,27 @@ class PrefixPuller:
         try:
             if cached.issuperset(ordinal for ordinal, _ in fill):
                 proven = await self._read(fill, machine, link, ask)
-        except TandemError as error:  # the READ cannot land any more
+        except TransferError as error:
+            logger.warning("request %s: prefix not pulled: %s", seq.request_id, error)
+            self._set_aside(seq.request_id)
+            return 0
+        except TandemError as error:  # nothing was READ
             logger.warning("request %s: prefix not pulled: %s", seq.request_id, error)
         except BaseException:  # a READ may still be under way
             self.loop.post(lambda engine: engine.abort(seq.request_id, quarantined=True))
             raise
         self.loop.post(lambda engine: engine.adopt_prefix(seq.request_id, proven=proven))
         return num_missing * self.block_size if proven else 0
+
+    def _set_aside(self, request_id: str) -> None:
+        """Use the blocks again when nothing can land in them, as after a write that failed."""
+        name = f"{request_id} {new_id()}"
+        self.loop.post(lambda engine: engine.set_aside_prefix(request_id, name))
+
+        def free() -> None:
+            self.loop.post(lambda engine: engine.adopt_prefix(name, proven=False))
+
+        asyncio.get_running_loop().call_later(LATE_BYTES_S, free)
 
     def _is_worth_it(self, num_blocks: int, link: Link) -> bool:
         if link.rates is None or self.rate.s_per_token is None:

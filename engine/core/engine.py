@@ -189,6 +189,10 @@ class Engine:
         """
         self.scheduler.end_pull(request_id, proven=proven)
 
+    def set_aside_prefix(self, request_id: str, name: str) -> None:
+        """Hold the blocks of `reserve_prefix` until `adopt_prefix(name)`: a READ may still land."""
+        self.scheduler.pulls.set_aside(request_id, name)
+
     def admit(self, request_id: str, first: "SampledToken") -> SequenceOutput:
         """Run a reserved sequence whose whole prompt's K/V is in the pool and verified.
 

@@ -103,6 +103,11 @@ class PrefixPulls:
         self._pulls[seq.request_id] = PrefixPull(table, hashes, missing)
         return list(zip(missing, fresh, strict=True))
 
+    def set_aside(self, request_id: str, name: str) -> None:
+        """Hold the blocks of a pull, if it is under way, under another name until that is ended."""
+        if (pull := self._pulls.pop(request_id, None)) is not None:
+            self._pulls[name] = pull
+
     def end(self, request_id: str, *, proven: bool, quarantined: bool = False) -> bool:
         """Free a pull's blocks, published if `proven`. False when there is no such pull.
 

@@ -2,8 +2,13 @@
 
 import pytest
 
+from tandem.engine.core.engine import Engine
+from tandem.prefill import prefix_pull
+from tandem.runtime.errors import TransferError
+from tandem.transfer.agents.group import TransferGroup
 from tests.handoff_peer import BLOCK_SIZE
 from tests.prefill.decode_peer import Stage, fresh_prompt
+from tests.services import eventually
 
 SLOW, FAST = 1.0, 1e-9  # seconds per token of computing
 PROMPT = fresh_prompt(43)
@@ -57,3 +62,29 @@ async def test_a_prefix_that_is_not_what_the_decode_worker_has_is_computed(
     assert text.token_ids == warm_stage.undisturbed(PROMPT).token_ids
     assert offer.pulled and offer.first is not None and offer.first.num_cached_tokens == 0
     await warm_stage.balanced()
+
+
+@pytest.mark.parametrize(("late_s", "num_kept"), [(0.0, 0), (3600.0, NUM_CACHED)])
+async def test_blocks_of_a_read_that_failed_are_kept_while_it_may_still_land(
+    warm_stage: Stage, monkeypatch: pytest.MonkeyPatch, late_s: float, num_kept: int
+) -> None:
+    async def read(*_: object) -> list[int]:
+        raise TransferError("a transfer took more than 2.0 s")
+
+    worker = warm_stage.worker
+    worker._prompts.rate.s_per_token = SLOW
+    monkeypatch.setattr(TransferGroup, "read", read)
+    monkeypatch.setattr(prefix_pull, "LATE_BYTES_S", late_s)
+    offer = await warm_stage.offer(PROMPT)
+    text = await warm_stage.text(offer)
+    assert text.token_ids == warm_stage.undisturbed(PROMPT).token_ids
+    assert offer.pulled
+    await eventually(lambda: not worker._jobs)
+    await worker.loop.call(lambda engine: engine.check_invariants())
+    await eventually(lambda: worker.engine.block_pool.num_held == num_kept)
+    await worker.loop.call(free_all)
+
+
+def free_all(engine: Engine) -> None:
+    for name in list(engine.scheduler.pulls._pulls):
+        engine.adopt_prefix(name, proven=False)
