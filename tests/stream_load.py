@@ -149,3 +149,12 @@ class StreamLoad:
                     pause_s, last_s = max(pause_s, now_s - last_s), now_s
                     parts += [choice["text"] for choice in event["choices"]]
         raise ConnectionError("the stream broke off")
+
+
+@asynccontextmanager
+async def ready_load(url: Callable[[], str | None], model: str) -> AsyncIterator[StreamLoad]:
+    """Callers of a cluster that answers, with the references of their answers."""
+    async with StreamLoad(url, model) as load:
+        print(f"first answer after {await load.first_answer_s():.2f} s")
+        await load.take_references()
+        yield load

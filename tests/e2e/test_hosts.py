@@ -11,7 +11,7 @@ import pytest_asyncio
 from tests.e2e.host_cluster import FIREWALL, HostCluster
 from tests.hosts import Hosts, end, require_hosts
 from tests.services import eventually
-from tests.stream_load import StreamLoad
+from tests.stream_load import StreamLoad, ready_load
 
 pytestmark = [
     pytest.mark.slow,
@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 FAULT_S = 8.0
-AFTER_S = 4.0
+AFTER_S = 2.0
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +40,7 @@ async def cluster(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def load(cluster: HostCluster) -> AsyncIterator[StreamLoad]:
-    async with StreamLoad(lambda: cluster.url, "model") as load:
-        await load.first_answer_s()
-        await load.take_references()
+    async with ready_load(lambda: cluster.url, "model") as load:
         yield load
 
 

@@ -11,7 +11,7 @@ from tandem.runtime.errors import ServiceError
 from tests.e2e.cluster import Cluster, write_sensitive_model
 from tests.services import Server, eventually
 from tests.services_of_three import EtcdOfThree, NatsOfThree
-from tests.stream_load import Record, StreamLoad
+from tests.stream_load import Record, StreamLoad, ready_load
 
 pytestmark = [
     pytest.mark.slow,
@@ -44,9 +44,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def load(cluster: ClusterOfThrees) -> AsyncIterator[StreamLoad]:
-    async with StreamLoad(lambda: cluster.base_url, "model") as load:
-        await load.first_answer_s()
-        await load.take_references()
+    async with ready_load(lambda: cluster.base_url, "model") as load:
         yield load
 
 
