@@ -69,6 +69,7 @@ async def test_scaling_up_and_a_roll_of_four_and_scaling_down_fail_no_request(
         await eventually(lambda: record.num_right >= 600, timeout_s=120)
     assert len(tandem.jobs()) == 4 and not before.keys() & tandem.jobs().keys()
     record.judge("roll of 4 workers")
+    assert record.num_remote > 0
     async with load.running() as record:
         await tandem.command("scale", "2")
         assert len(tandem.jobs()) == 2

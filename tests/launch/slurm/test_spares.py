@@ -64,6 +64,7 @@ async def test_a_standby_takes_over_when_the_host_of_the_services_dies(
     await eventually(lambda: len(tandem.jobs("tandem")) == 1, timeout_s=120)
     async with load.running() as record:
         await tandem.until_serving(2)
+        await eventually(lambda: record.num_remote > 0)  # each worker is on a host of its own
     record.judge("after the services moved")
     assert tandem.services()["job_id"] == second
 
