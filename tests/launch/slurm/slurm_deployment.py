@@ -75,7 +75,6 @@ def deployed(slurm: SlurmCluster, folder: Path, *words: str) -> Iterator[Tandem]
         *("up", str(model), "--gpus", "0", "--notice-s", "60", *words),
         *("--time", "1:00:00", "--frontend.port=0", "--engine.max_model_len=512"),
         *("--engine.threads=1", "--disagg.policy=always_remote", *tls),
-        "--disagg.claim_timeout_ms=3000",
     )
     print(f"up {' '.join(words)}: {time.perf_counter() - begun_s:.1f} s")
     yield tandem
