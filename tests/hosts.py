@@ -85,15 +85,19 @@ class Host:
         subprocess.run(self.command("nft", "flush ruleset"), check=True, timeout=LIMIT_S)
 
 
+def _watched() -> list[str]:
+    """Return how to begin a command that dies with this process."""
+    return [sys.executable, "-I", "-S", str(DEATHWATCH), str(os.getpid())]
+
+
 def start(
     command: Sequence[str], output: IO[bytes], environment: Mapping[str, str] | None = None
 ) -> "subprocess.Popen[bytes]":
     """Start a process in a session of its own, with its output in a file; it dies with this one."""
     program = shutil.which(command[0])
     assert program is not None, f"{command[0]} is not installed"
-    watched = [sys.executable, "-I", "-S", str(DEATHWATCH), str(os.getpid())]
     return subprocess.Popen(
-        [*watched, program, *command[1:]],
+        [*_watched(), program, *command[1:]],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
@@ -155,7 +159,7 @@ class Hosts:
         """Give a host the two ends of a relay in place of those of a veth."""
         inner = f"{host.veth}i"
         words = [sys.executable, str(RELAY), host.veth, inner, str(self._delay_s)]
-        relay = subprocess.Popen(words, stdout=subprocess.PIPE)
+        relay = subprocess.Popen([*_watched(), *words], stdout=subprocess.PIPE)
         self._relays.append(relay)
         assert relay.stdout is not None and relay.stdout.readline() == b"ready\n"
         _ip("link", "set", inner, "netns", host.name, "name", "eth0")
