@@ -6,11 +6,12 @@ ALLOCATED ─published─▶ QUEUED ─claim─▶ CLAIMED ─landed─▶ WRITI
 ```
 
 Before a claim is granted nothing can be written, so giving up is immediate. Afterwards the blocks
-stay in quarantine (CLOSING) until there is proof that nothing can land: `Settled`, the end of the
-write lease and its grace, or `peer_gone`. A claimant on another machine proves nothing about a
-write that failed: its system goes on to send what it was given after the connection is closed, and
-messages of other connections may overtake that. Times are arguments, `time.perf_counter()` seconds.
-The worker carries out the returned actions in order.
+stay in quarantine (CLOSING) until there is proof that nothing can land: `Settled` without a failed
+write, the end of the write lease and its grace, or `peer_gone`. After a write that failed its system
+goes on to send what it was given although the connection is closed, and messages of other
+connections may overtake that: within a machine for less than the grace, from another one for long.
+Times are arguments, `time.perf_counter()` seconds. The worker carries out the returned actions in
+order.
 """
 
 import hmac
@@ -362,10 +363,9 @@ class DecodeHandoff:
             return self._drop(DropCause.UNCLAIMED)
         if self._settled or self.may_reuse_blocks:
             return self._drop(DropCause.DUPLICATE)
-        if num_failed:
+        if num_failed:  # it is no proof
             error = error or f"{num_failed} writes of {self._claimant_name} failed"
-            if self._is_afar:  # it is no proof
-                return self._close(cause, error) if self.state in _LIVE else []
+            return self._close(cause, error) if self.state in _LIVE else []
         self._settled = True
         if self.state is HandoffState.CLOSING or error:
             return self._quiesced(cause, error)

@@ -307,14 +307,28 @@ def test_a_checksum_that_does_not_match_ends_the_handoff_in_quarantine() -> None
     assert handoff.dropped == {DropCause.CHECKSUM: 1, DropCause.LATE: 1}
 
 
-def test_a_failed_write_that_has_settled_leaves_clean_blocks() -> None:
+@pytest.mark.parametrize("is_notice", [False, True])
+def test_a_failed_write_may_land_after_it_has_settled(is_notice: bool) -> None:
     handoff = claimed()
     handoff.landed(landed((4, 1)), 1.0)
-    local = PrefillLocally(CloseCause.FAILED, "link down", quarantined=False)
-    assert handoff.settled(settled(1, 1, "link down"), 1.0) == [local]
+    if is_notice:
+        actions = handoff.settled_notice(SettledNotice(ID, 1, SECRET, 1, 1))
+    else:
+        actions = handoff.settled(settled(1, 1, "link down"), 1.0)
+    detail = "1 writes of p.e1 failed" if is_notice else "link down"
+    assert actions[0] == PrefillLocally(CloseCause.FAILED, detail, quarantined=True)
+    assert isinstance(actions[1], Retract)
+    assert handoff.settled(settled(1, 1, "link down"), 2.0) == []
+    handoff.check_invariants()
+    assert handoff.next_tick == 12.0
+    assert handoff.tick(12.0) == [] and handoff.tick(12.1) == [ReleaseQuarantined(FILL)]
+
+
+def test_a_failed_write_that_settles_in_quarantine_does_not_end_it() -> None:
     handoff = claimed()
-    local = PrefillLocally(CloseCause.FAILED, "1 writes of p.e1 failed", quarantined=False)
-    assert handoff.settled_notice(SettledNotice(ID, 1, SECRET, 1, 1)) == [local]
+    handoff.cancel()
+    assert handoff.settled(settled(0, 1, "link down"), 1.0) == []
+    assert handoff.tick(12.0) == [] and handoff.tick(12.1) == [ReleaseQuarantined(FILL)]
 
 
 def test_a_failed_write_of_another_machine_may_land_after_it_has_settled() -> None:
@@ -372,8 +386,8 @@ def test_notices_of_a_settling_that_reports_a_failure_are_not_taken() -> None:
     notices = [(0, encode_landed(landed((4, 1), (5, 2), (6, 3))))]
     for num_failed, error in ((1, "link down"), (0, "link down"), (1, "")):
         handoff = claimed()
-        [local] = handoff.settled(Settled(ID, 1, 1, num_failed, error, notices), 1.0)
-        assert isinstance(local, PrefillLocally) and not local.quarantined
+        local, *_ = handoff.settled(Settled(ID, 1, 1, num_failed, error, notices), 1.0)
+        assert isinstance(local, PrefillLocally) and local.quarantined is bool(num_failed)
         assert handoff.dropped == {}
 
 

@@ -22,6 +22,9 @@ def pass_time(schedule: "Schedule", seconds: float, lateness: float = 0.15) -> N
         for write in world.writes:
             if write.fate == "posted" and write.limit < due:
                 due, what = write.limit, write
+        for write in world.stray:
+            if write.limit < due:
+                due, what = write.limit, write
         for case in world.cases:
             next_tick = case.machine.next_tick
             if next_tick is not None and next_tick + TICK_SLACK_S < due and not is_late:
@@ -39,6 +42,9 @@ def pass_time(schedule: "Schedule", seconds: float, lateness: float = 0.15) -> N
         elif isinstance(what, Case):
             schedule.say(f"timer of handoff {what.number}")
             world.tick(what)
+        elif what in world.stray:
+            schedule.say(f"the last of a failed write of run {what.job.run}")
+            world.end_stray(what, lands=schedule.chance() < 0.6)
         elif schedule.chance() < 0.6:
             schedule.say(f"a write of run {what.job.run} lands at the last moment")
             world.land(what)

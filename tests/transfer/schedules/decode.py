@@ -102,6 +102,8 @@ class DecodeSide(BlocksSide):
 
     def hear_settled(self, case: Case, settled: Settled, job: Job) -> None:
         machine, before = case.machine, case.machine.state
+        if settled.attempt == machine.attempt and case.owner is job:
+            self.note_failed(case, settled.num_failed)
         actions = machine.settled(settled, self.now)
         if settled.attempt != machine.attempt:
             assert not actions and machine.state is before, "I3: another attempt has settled this"
@@ -121,6 +123,8 @@ class DecodeSide(BlocksSide):
 
     def hear_settled_notice(self, case: Case, notice: SettledNotice, job: Job | None) -> None:
         machine, before = case.machine, case.machine.state
+        if job is not None:
+            self.note_failed(case, notice.num_failed)
         actions = machine.settled_notice(notice)
         if job is None:
             assert not actions and machine.state is before, "I3: a forged notice counts"
@@ -134,9 +138,14 @@ class DecodeSide(BlocksSide):
             assert job.machine is not None
             assert not (job.machine.error and machine.is_live), "I4: waits for what failed"
 
+    def note_failed(self, case: Case, num_failed: int) -> None:
+        """Fear what has failed for its sender: that it has settled is no proof."""
+        case.is_loose |= bool(num_failed)
+
     def note_settled(self, case: Case) -> None:
         case.has_settled = True
-        assert case.place != "quarantine", "I4: quarantined although all is settled"
+        is_quiet = case.place != "quarantine"
+        assert is_quiet or case.is_loose, "I4: quarantined although all is settled"
 
     def hear_first(self, case: Case, first: FirstToken) -> None:
         machine, before = case.machine, case.machine.first

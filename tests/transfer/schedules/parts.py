@@ -59,6 +59,7 @@ class Case:
     fear_until: float = 0.0  # a write under any of its leases can land until then
     runs: list[int] = field(default_factory=list)  # who may have computed it
     has_settled: bool = False
+    is_loose: bool = False  # it has settled with failed writes, which may still land
     is_cancelled: bool = False
     is_suspect: bool = False  # a bit was flipped, or its prefill worker lies
     num_emitted: int = 0  # first tokens that went to the client

@@ -122,7 +122,10 @@ class Schedule:
             for job in process.jobs
             if job.can_go_on
         ]
-        counts = [len(them) for them in (world.wire, world.inbox, world.writes, jobs, world.checks)]
+        counts = [
+            len(them)
+            for them in (world.wire, world.inbox, world.writes, jobs, world.checks, world.stray)
+        ]
         if not any(counts):
             return False
         index = int(self.chance() * sum(counts))
@@ -141,6 +144,8 @@ class Schedule:
                 self.go_on_with_job(jobs[index])
             case 4:
                 self.go_on_checking(index)
+            case 5:
+                self.go_on_with_stray(index)
         return True
 
     def deliver(self, index: int) -> None:
@@ -248,6 +253,16 @@ class Schedule:
             world.land(write)
             if trouble.flip and self.chance() < trouble.flip:
                 self.flip(write)
+
+    def go_on_with_stray(self, index: int) -> None:
+        """A part of what has failed for its sender lands, or the last of it."""
+        world = self.world
+        write = world.stray[index]
+        self.say(f"{name(write)}, which has failed, lands in part")
+        if self.chance() < 0.5:
+            world.move(write, int(self.chance() * (len(write.posted.ordinals) + 1)))
+        else:
+            world.end_stray(write, lands=self.chance() < 0.5)
 
     def flip(self, write: Write) -> None:
         """A faulty link: a bit of what landed is another."""

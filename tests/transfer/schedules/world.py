@@ -24,6 +24,7 @@ class World(DecodeSide):
         self.longest_s = longest_s  # the longest write that a prefill worker has measured
         self.flight_s = (MARGIN_MS + GRACE_MS) / 1e3 + longest_s - 1e-6  # what leases rest on
         self.wire: list[Message] = []
+        self.stray: list[Write] = []  # failed, and maybe still on their way
         self.inbox: list[tuple[Job, int, bytes]] = []  # (from, decode rank, notice)
         self.num_runs = 0
         self.num_starts = 0
@@ -132,13 +133,12 @@ class World(DecodeSide):
 
     def move(self, write: Write, num_blocks: int, *, torn: bool = False) -> None:
         """Bytes of a write arrive, maybe not all of them."""
-        assert write.fate == "posted"
         job, posted = write.job, write.posted
         for block_id in posted.remote_blocks:
             assert self.writable.get(block_id) is job.case, (
                 f"I1: a write of handoff {job.case.number} lands in block {block_id}"
             )
-        if job.process.alive:
+        if job.process.alive and write.fate == "posted":
             must_own(job, [job.source[ordinal] for ordinal in posted.ordinals])
         write.flight.copy(num_blocks, torn)
 
@@ -151,10 +151,17 @@ class World(DecodeSide):
             self.writes.remove(write)
 
     def fail_write(self, write: Write) -> None:
-        """Nothing more of it can land."""
+        """It ends badly for its sender. What is on its way may still land."""
         write.fate = "failed"
+        self.stray.append(write)
         if not write.job.process.alive:
             self.writes.remove(write)
+
+    def end_stray(self, write: Write, *, lands: bool) -> None:
+        """The last of a failed write lands, or is lost. Nobody is told."""
+        self.stray.remove(write)
+        if lands:
+            self.move(write, len(write.posted.ordinals))
 
     def end_write(self, write: Write, *, fails: bool) -> None:
         """Notify a prefill worker of the end of a write."""
@@ -222,6 +229,7 @@ class World(DecodeSide):
         """The decode worker cuts the connection of a dead process."""
         process.gone = True
         self.writes = [w for w in self.writes if w.job.process is not process]
+        self.stray = [w for w in self.stray if w.job.process is not process]
 
 
 def must_own(job: Job, local_blocks: list[int]) -> None:
