@@ -1,7 +1,9 @@
 """The choice of a worker by prediction, for fleets and loads of many kinds."""
 
+import itertools
 import random
 from collections import Counter
+from typing import NamedTuple, cast
 
 import msgspec
 import pytest
@@ -11,8 +13,8 @@ from msgspec.structs import replace
 
 from tandem.router.config import RouterConfig
 from tandem.router.load_table import LoadTable
-from tandem.router.policy import MARGIN, SHARE_TRIED, Router, RoutingDecision
-from tandem.router.predict import MAX_SLOWNESS, PlaceLoad, predict
+from tandem.router.policy import MARGIN, Router, RoutingDecision
+from tandem.router.predict import MAX_SLOWNESS, SHARE_TRIED, SURE_SHARE, PlaceLoad, predict
 from tandem.runtime.wire.cluster_messages import KvEvent, LoadReport, StepCosts, WorkerRole
 
 BLOCK_SIZE = 16
@@ -111,30 +113,93 @@ def test_only_candidates_are_chosen_and_the_same_ones_again(
         assert f"delays {decision.cost_ms:.1f}; 1 of {len(candidates)}, " in decision.reason
 
 
-@settings(max_examples=50)
+class Drawn(random.Random):
+    """Shares that are drawn in turn; ties go by chance as ever."""
+
+    def __init__(self, *numbers: float) -> None:
+        super().__init__(1)
+        self.numbers = itertools.cycle(numbers)
+
+    def random(self) -> float:
+        return next(self.numbers)
+
+    def getrandbits(self, k: int, /) -> int:
+        return super().getrandbits(k)
+
+
+class Place(NamedTuple):
+    """A worker by its report, and prompts of 20 blocks that were sent there since."""
+
+    num_decodes: int
+    num_waiting_tokens: int
+    overlap: int  # of the next prompt
+    sent: int
+    num_free_blocks: int
+
+
+@settings(max_examples=100, deadline=None)
 @given(
-    st.tuples(st.integers(0, 50), st.integers(0, 5000)),
-    st.tuples(st.integers(0, 50), st.integers(0, 5000)),
-    st.integers(1, 99),
+    st.lists(
+        st.builds(
+            Place,
+            st.integers(0, 50),
+            st.integers(0, 5000),
+            st.integers(0, 99),
+            st.integers(0, 3),
+            st.integers(100, 160) | st.just(900),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    st.floats(0, 2),
+    st.sampled_from([None, 0.2, 1.0]),
+    st.sampled_from([0.0, 0.5]),
 )
-def test_a_prefix_wins_where_computing_it_elsewhere_delays_more(
-    here: tuple[int, int], there: tuple[int, int], overlap: int
+def test_the_cheapest_by_prediction_is_chosen_of_those_with_room_and_time(
+    places: list[Place], weight: float, target_s: float | None, hidden_share: float
 ) -> None:
     """The costs compared are those of `predict`, by which workers decide too."""
-    chosen = router(report("a", COSTS, *here), report("b", COSTS, *there))
-    chosen.index.apply(KvEvent("b", "e", 1, stored=HASHES[:overlap]))
-
-    def cost_s(num_decodes: int, num_waiting: int, num_cached: int) -> float:
-        waiting = num_waiting // BLOCK_SIZE * BLOCK_SIZE
-        load = PlaceLoad(COSTS, num_decodes, 100 * num_decodes, waiting)
-        return predict(load, (100 - num_cached) * BLOCK_SIZE, num_cached * BLOCK_SIZE).cost_s
-
-    without, with_prefix = cost_s(*here, 0), cost_s(*there, overlap)
-    decision = chosen.choose(["a", "b"], HASHES, 100)
-    if with_prefix < without:
-        assert decision.instance_id == "b"
-    elif with_prefix > without * (1 + 2 * MARGIN):
-        assert decision.instance_id == "a"
+    costs = replace(COSTS, hidden_share=hidden_share)
+    names = "abcd"[: len(places)]
+    chosen, expected = router(weight=weight), []
+    chosen.rng = Drawn(1.0)
+    for name, place in zip(names, places, strict=True):
+        load = report(name, costs, place.num_decodes, place.num_waiting_tokens)
+        chosen.update_load(replace(load, num_free_blocks=place.num_free_blocks), BLOCK_SIZE)
+        chosen.index.apply(KvEvent(name, "e", 1, stored=HASHES[: place.overlap]))
+        for number in range(place.sent):
+            chosen.started(f"{name}{number}", RoutingDecision(name, 15, ""), 20)
+        waiting = place.num_waiting_tokens // BLOCK_SIZE + 5 * place.sent
+        load_there = PlaceLoad(
+            costs, place.num_decodes, 100 * place.num_decodes, waiting * BLOCK_SIZE
+        )
+        # A prompt that is held there whole has its last token computed again.
+        overlap = place.overlap if len(places) > 1 else 0
+        num_missing = max((100 - weight * overlap) * BLOCK_SIZE, 1.0)
+        expected.append(predict(load_there, cast(int, num_missing), overlap * BLOCK_SIZE))
+    decision = chosen.choose(list(names), HASHES, 100, target_s)
+    routed = decision.routed
+    assert routed is not None and routed.instance_ids == list(names)
+    assert routed.first_token_s == pytest.approx([each.first_token_s for each in expected])
+    assert routed.costs_s == pytest.approx([each.cost_s for each in expected])
+    at = names.index(decision.instance_id)
+    if len(places) == 1:
+        return
+    free = [place.num_free_blocks - 20 * place.sent >= 100 for place in places]
+    in_time = [
+        is_free and (target_s is None or first_token_s <= SURE_SHARE * target_s)
+        for is_free, first_token_s in zip(free, routed.first_token_s, strict=True)
+    ]
+    fit = in_time if any(in_time) else free
+    assert routed.fit == fit
+    left = [index for index in range(len(places)) if fit[index] or not any(fit)]
+    cheapest = min(left, key=routed.costs_s.__getitem__)
+    assert at in left and routed.costs_s[at] <= (1 + MARGIN) * routed.costs_s[cheapest] * 1.000001
+    assert decision.num_overlap_blocks == places[at].overlap >= places[cheapest].overlap
+    for other in left:
+        is_as_good = routed.costs_s[other] <= (1 + MARGIN) * routed.costs_s[cheapest] * 0.999999
+        if is_as_good and places[other].overlap >= places[cheapest].overlap:
+            assert places[at].sent <= places[other].sent
 
 
 def test_a_weight_of_zero_ignores_prefixes() -> None:
@@ -242,6 +307,29 @@ def test_an_idle_worker_that_seems_slow_is_tried_now_and_then() -> None:
     assert {chosen.choose(["a", "b"], HASHES[:9], 10).instance_id for _ in range(500)} == {"a"}
 
 
+@pytest.mark.parametrize(
+    ("per_step_s", "is_bearable"),
+    [(0.027, True), (0.0278, False)],  # 6.6 ms at the other
+)
+def test_a_worker_that_seems_slow_is_tried_where_it_is_no_shorter_and_bearable(
+    per_step_s: float, is_bearable: bool
+) -> None:
+    """Where it is not bearable it is tried now and then all the same."""
+    slow = replace(COSTS, prompt_s=(per_step_s, *COSTS.prompt_s[1:]))
+    for overlaps, unbearable, is_tried in (
+        ((0, 0), 0.5, is_bearable),
+        ((0, 0), 0.0, True),
+        ((1, 1), 0.0, True),
+        ((2, 1), 0.0, False),
+    ):
+        chosen = router(report("a"), report("b", slow))
+        chosen.rng = Drawn(0.0, unbearable)
+        for name, overlap in zip("ab", overlaps, strict=True):
+            chosen.index.apply(KvEvent(name, "e", 1, stored=HASHES[:overlap]))
+        found = {chosen.choose(["a", "b"], HASHES, 1 + overlaps[0]).instance_id for _ in range(20)}
+        assert found == ({"a", "b"} if is_tried else {"a"})
+
+
 def test_a_worker_that_stood_still_in_a_step_is_tried_with_short_prompts_too() -> None:
     paused = msgspec.structs.replace(COSTS, prompt_s=(5.0, *COSTS.prompt_s[1:]))
     chosen = router(report("a"), report("b", paused))
@@ -304,6 +392,9 @@ def test_another_worker_holds_answers_where_those_that_should_have_no_blocks() -
     chosen = pressed(full, report("b", TARGET))
     assert chosen.choose(["a", "b"], [], 10).instance_id == "a"
     assert chosen.choose(["a", "b"], [], 11).instance_id == "b"
+    # the one with the most answers of those with room, though the third is the cheapest
+    chosen = pressed(full, report("b", TARGET, 5), report("c", TARGET))
+    assert chosen.choose(["a", "b", "c"], [], 11).instance_id == "b"
 
 
 def test_answers_stand_on_as_many_workers_as_have_blocks_for_their_contexts() -> None:

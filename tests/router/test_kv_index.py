@@ -49,6 +49,7 @@ def test_instances_that_come_take_the_places_of_those_that_left() -> None:
 def test_the_index_is_bounded_and_forgets_the_oldest_that_are_not_used() -> None:
     index = KvIndex(3)
     index.apply(stored(1, A, B, C))
+    assert index.num_entries == 3
     index.match([B])
     index.apply(stored(2, D))
     assert index.num_entries == 3

@@ -1,11 +1,21 @@
 """Predicted times of a prompt, against a scheduler's steps counted by hand."""
 
+import math
+
 import numpy as np
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from msgspec.structs import astuple, replace
 
 from tandem.router.predict import (
     ANSWER_WEIGHT,
+    FILLED_SHARE,
+    FLOOR_TOKENS,
+    PACKED_SHARE,
+    PACKING_GAIN,
+    PLANNED_SHARE,
+    PRESSING_SHARE,
     Pace,
     PlaceLoad,
     num_holding,
@@ -132,3 +142,141 @@ def test_launches_count_for_many_workers_at_once() -> None:
         assert (half.compute_s(tokens, 0.0) <= together.compute_s(tokens, 0.0)).all()
     assert half.wait_s[1] < together.wait_s[1] and half.wait_s[7] < together.wait_s[7]
     assert half.compute_s(1.0, 0.0)[6] == pytest.approx(0.1), "the launches of a slow moment"
+
+
+# ---- against plain counting ---------------------------------------------------------------------
+
+LEARNED = st.builds(
+    StepCosts,
+    decode_s=st.tuples(st.floats(1e-3, 0.02), st.floats(0, 1e-3), st.floats(0, 1e-6)),
+    prompt_s=st.tuples(st.floats(0, 0.02), st.floats(1e-4, 1e-3), st.floats(0, 1e-6)),
+    max_step_s=st.floats(0.01, 0.2),
+    max_tokens=st.integers(100, 600),
+    max_tokens_beside=st.integers(30, 600),
+    has_target=st.booleans(),
+    hidden_share=st.floats(0, 1),
+    prompt_floor_s=st.just(0.0) | st.floats(0.0, 0.1),
+    tile_tokens=st.sampled_from([1, 1, 32, 64]),
+)
+
+
+def step_tokens(load: PlaceLoad) -> int:
+    """Return the largest number of prompt tokens whose step is in time, or the smallest allowed."""
+    costs, num_decodes = load.costs, load.num_decodes
+    if not num_decodes:
+        return costs.max_tokens
+    planned_s = max(PLANNED_SHARE * costs.max_step_s, costs.prompt_floor_s)
+    beside = num_decodes if costs.tile_tokens > 1 else 0  # whose products share the tiles
+    sizes = [n for n in range(1, 700) if (n + num_decodes) % costs.tile_tokens == 0]
+
+    def seconds(num_tokens: int) -> float:
+        return constant_s(load) + num_tokens * costs.prompt_s[1]
+
+    most = min(costs.max_tokens, costs.max_tokens_beside)
+    assume(all(abs(seconds(n + beside) - planned_s) > 1e-9 for n in sizes))
+    fitting = [n for n in sizes if n + beside <= most and seconds(n + beside) <= planned_s]
+    return max([*fitting, min(n for n in sizes if n >= FLOOR_TOKENS)])
+
+
+def constant_s(load: PlaceLoad) -> float:
+    """Return the seconds of a step without those of its prompt tokens."""
+    costs = load.costs
+    if not load.num_decodes:
+        return costs.prompt_s[0]
+    per_step_s, per_decode_s, per_context_s = costs.decode_s
+    decode_s = per_step_s + load.num_decodes * per_decode_s + load.decode_context * per_context_s
+    return costs.prompt_s[0] + decode_s - costs.hidden_share * per_step_s
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    LEARNED,
+    st.just(0) | st.integers(1, 200),
+    st.integers(0, 100_000),
+    st.integers(0, 2000),
+    st.integers(1, 2000),
+    st.integers(0, 2000),
+)
+def test_a_prompt_takes_the_time_of_the_steps_that_hold_it(
+    costs: StepCosts,
+    num_decodes: int,
+    context: int,
+    num_waiting: int,
+    num_uncached: int,
+    num_cached: int,
+) -> None:
+    load = PlaceLoad(costs, num_decodes, context, num_waiting)
+
+    def seconds(num_tokens: int) -> tuple[float, float]:
+        num_steps = -(-num_tokens // step_tokens(load))
+        by_sum = num_tokens * costs.prompt_s[1] + num_steps * constant_s(load)
+        return by_sum, num_steps * costs.prompt_floor_s
+
+    positions_s = costs.prompt_s[2] * num_uncached * (num_cached + num_uncached / 2)
+    by_sum, by_launches = seconds(num_uncached)
+    compute_s = max(by_sum + positions_s, by_launches)
+    found = predict(load, num_uncached, num_cached, 3.0)
+    assert found.wait_s == pytest.approx(max(seconds(num_waiting)))
+    assert found.compute_s == pytest.approx(compute_s)
+    assert found.first_token_s == pytest.approx(found.wait_s + compute_s + 3.0)
+    decode_s = Pace.of(load).decode_s
+    in_time = costs.has_target and max(decode_s, costs.prompt_floor_s) <= costs.max_step_s
+    weight = 0.0 if in_time else ANSWER_WEIGHT * num_decodes
+    assert found.cost_s == pytest.approx(found.first_token_s + weight * compute_s)
+    longest_s = max(decode_s, costs.max_step_s, costs.prompt_floor_s)
+    assert found.step_s == (min(found.compute_s, longest_s) if num_decodes else 0.0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    LEARNED,
+    st.sampled_from([0.0, 1e4, 1e5]),
+    st.sampled_from([0, 8, 64]),
+    st.floats(0.1, 8.0),
+    st.floats(1.0, 1.5),
+    st.integers(1, 8),
+    st.integers(0, 100),
+    st.integers(0, 2000),
+)
+def test_answers_are_held_by_the_fewest_workers_that_have_time_room_and_rows_for_them(
+    costs: StepCosts,
+    max_context: float,
+    max_num_seqs: int,
+    rate: float,
+    uncached: float,
+    num_workers: int,
+    num_answers: int,
+    length: int,
+) -> None:
+    context = float(num_answers * length)
+
+    def decodes_s(num: int) -> float:  # a step's, with the answers spread over so many workers
+        per_step_s, per_decode_s, per_context_s = costs.decode_s
+        each = math.ceil(num_answers / num)
+        total_s = per_step_s + each * per_decode_s + int(context / num) * per_context_s
+        return total_s if num_answers else 0.0
+
+    left = share_left(costs, decodes_s(num_workers))
+    share, longest_s = rate / num_workers, PACKED_SHARE * costs.max_step_s
+    if not costs.has_target:
+        mixed_s = decodes_s(num_workers) / max(1 - share, 1e-12)
+        longest_s = min(longest_s, mixed_s / PACKING_GAIN)
+    constant_s = costs.decode_s[0]
+    variable_s = decodes_s(1) - constant_s  # of all answers
+
+    def hold(num: int) -> bool:
+        return (
+            variable_s <= num * max(longest_s - constant_s, 1e-12)
+            and context <= num * max(FILLED_SHARE * max_context, 1.0)
+            and (not max_num_seqs or num_answers <= num * FILLED_SHARE * max_num_seqs)
+        )
+
+    num_held = next((num for num in range(1, num_workers) if hold(num)), num_workers)
+    prompts_get = num_workers - num_held + num_held * share_left(costs, decodes_s(num_held))
+    they_need = uncached * (num_workers * left if costs.has_target else PACKING_GAIN * rate)
+    presses = share > PRESSING_SHARE * (left if costs.has_target else 1.0)
+    expected = num_held if presses and prompts_get > they_need else num_workers
+    found = num_holding(
+        costs, max_context, max_num_seqs, rate, rate * uncached, num_workers, num_answers, context
+    )
+    assert found == expected
