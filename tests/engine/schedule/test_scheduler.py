@@ -36,6 +36,8 @@ def launch(scheduler: Scheduler) -> list[Chunk]:
     if chunks:
         scheduler.launched(chunks)
     scheduler.check_invariants()
+    assert sum(end - start for _, start, end in spans(chunks)) <= scheduler.max_num_batched_tokens
+    assert len(chunks) <= scheduler.max_num_seqs
     return chunks
 
 
@@ -69,6 +71,32 @@ def test_decodes_come_first_and_prompts_get_the_chunk_that_is_left(fake: SimpleN
     assert step(scheduler) == [("old", 4, 5), ("new", 6, 12)]
     scheduler.drop(scheduler.running["old"])
     assert step(scheduler) == [("new", 12, 20)]  # nobody decodes: the whole budget
+    scheduler.add(fake.make_seq("next", prompt(60, 900), 50))
+    scheduler.prefill_chunk_tokens = 99
+    assert step(scheduler) == [("new", 20, 21), ("next", 0, 39)]
+
+
+def test_forced_tokens_have_a_chunk_each_as_far_as_there_are_batch_rows(
+    fake: SimpleNamespace,
+) -> None:
+    scheduler = make_scheduler(max_num_seqs=4)
+    for name, first in (("a", 100), ("b", 200)):
+        scheduler.add(fake.make_seq(name, prompt(4, first), 50))
+    step(scheduler)
+    for seq in scheduler.running.values():
+        seq.token_ids += [8, 9]
+    assert step(scheduler) == [("a", 4, 5), ("a", 5, 6), ("a", 6, 7), ("b", 4, 5)]
+    assert step(scheduler) == [("a", 7, 8), ("b", 5, 6), ("b", 6, 7)]
+
+
+def test_a_token_that_was_put_off_is_computed_again_and_no_other(fake: SimpleNamespace) -> None:
+    scheduler = make_scheduler()
+    seq = fake.make_seq("a", prompt(6), 50)
+    scheduler.add(seq)
+    chunks = launch(scheduler)
+    scheduler.put_off(seq, 6)
+    scheduler.collected(chunks)
+    assert spans(launch(scheduler)) == [("a", 5, 6)]
 
 
 def test_there_are_never_more_sequences_than_batch_rows(fake: SimpleNamespace) -> None:
@@ -193,6 +221,8 @@ def test_reservations_leave_blocks_for_the_running_and_for_the_head_of_the_queue
     assert step(scheduler) == []
     scheduler.release_quarantined(list(range(6)))
     assert step(scheduler) == [("big", 0, 24)]
+    assert not scheduler.reserve(fake.make_seq("larger", prompt(16, 900)))
+    assert scheduler.reserve(fake.make_seq("next", prompt(12, 900)))
 
 
 def test_a_blocked_queue_is_not_tried_again_until_blocks_come_back(fake: SimpleNamespace) -> None:

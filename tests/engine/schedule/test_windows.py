@@ -12,7 +12,7 @@ from tandem.engine.schedule.windows import (
     num_blocks_needed,
     num_tokens_within,
 )
-from tests.engine.conftest import Harness, make_harness, make_seq
+from tests.engine.conftest import make_harness, make_seq
 
 WINDOWS = (0, 6)  # tokens, in blocks of 4
 
@@ -93,23 +93,31 @@ def test_only_the_first_group_is_told_of() -> None:
     assert known == []
 
 
-def window_blocks(harness: Harness, name: str) -> int:
-    seq = harness.engine.scheduler.find(name)
-    assert seq is not None
-    return len(held_blocks(seq.block_table[1::2]))
-
-
-def test_a_sequence_keeps_of_its_windows_what_later_tokens_read() -> None:
-    harness = make_harness(64, windows=WINDOWS, max_num_batched_tokens=8)
+@pytest.mark.parametrize("windows", [WINDOWS, (0, 6, 14)])
+def test_a_sequence_keeps_of_its_windows_what_later_tokens_read(windows: tuple[int, ...]) -> None:
+    harness = make_harness(64, windows=windows, max_num_batched_tokens=8)
     seq = make_seq("a", list(range(40)), max_tokens=30)
     harness.engine.add(seq)
-    most = 0
     while len(harness.texts.get("a", [])) < 29:
         harness.step()
-        most = max(most, window_blocks(harness, "a"))
-        assert len(held_blocks(seq.block_table[::2])) == len(seq.block_table) // 2
-    assert most <= 5  # two of a window that lies anywhere, one begun, and two of a chunk
-    assert window_blocks(harness, "a") <= 3
+        num_chunk_blocks = 2 if "a" not in harness.texts else 0
+        for group, window in enumerate(windows):
+            num_held = len(held_blocks(seq.block_table[group :: len(windows)]))
+            # of a window that lies anywhere, one begun, and those of a chunk
+            assert num_held <= window // 4 + 2 + num_chunk_blocks or not window
+            assert num_held == len(seq.block_table) // len(windows) or window
+
+
+def test_chunks_leave_blocks_for_other_sequences_to_grow_into() -> None:
+    harness = make_harness(26, windows=WINDOWS, max_num_batched_tokens=64, prefill_chunk_tokens=64)
+    scheduler = harness.engine.scheduler
+    scheduler.num_watermark_blocks = 4
+    harness.engine.add(make_seq("a", list(range(8)), max_tokens=30))
+    harness.step()
+    harness.engine.add(make_seq("b", list(range(100, 140)), max_tokens=8))
+    harness.step()
+    # Of 20 blocks it takes 16, in two groups.
+    assert scheduler.running["b"].num_launched_tokens == 8 * 4
 
 
 def test_a_prompt_longer_than_the_pool_could_hold_without_windows_runs() -> None:
