@@ -48,7 +48,10 @@ ROOMS = {
             "engine.schedule", "block_pool", "block_tables", "outputs", "prefix", "scheduler",
             "sequence", "sequence_blocks", "step_cost", "windows",
         ),
-        ("tests/engine/schedule", "tests/engine/core", "tests/engine/test_prefix_pull.py"),
+        (
+            "tests/engine/schedule", "tests/engine/core", "tests/engine/test_prefix_pull.py",
+            "tests/engine/step/test_layer_stream.py",
+        ),
     ),
     "admission": Room(
         _modules("decode", "admission", "transfer_cost"),

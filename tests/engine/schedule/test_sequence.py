@@ -1,6 +1,7 @@
 import pytest
 
-from tandem.engine.schedule.sequence import Chunk, Sequence
+from tandem.engine.schedule.sequence import Chunk, Sequence, check_limits
+from tandem.runtime.errors import CapacityError, ContextLengthError, InvalidRequestError
 from tandem.runtime.wire.messages import SamplingParams, StopConditions
 
 
@@ -32,3 +33,31 @@ def test_sequences_are_told_apart_by_identity_and_chunks_unpack() -> None:
     assert first != second
     seq, start, end, samples = Chunk(first, 0, 3, True)
     assert (seq, start, end, samples) == (first, 0, 3, True)
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "num_generated", "max_tokens", "error"),
+    [
+        (3, 0, 0, None),
+        (3, 2, 3, None),
+        (3, 0, 9, None),  # three blocks of four
+        (0, 3, 9, InvalidRequestError),
+        (-1, 3, 9, InvalidRequestError),
+        (3, 0, -1, InvalidRequestError),
+        (3, 3, 3, InvalidRequestError),
+        (3, 0, 10, CapacityError),
+        (3, 0, 16, CapacityError),
+        (3, 0, 17, ContextLengthError),
+    ],
+)
+def test_a_sequence_that_can_never_run_is_refused(
+    num_prompt: int, num_generated: int, max_tokens: int, error: type[Exception] | None
+) -> None:
+    token_ids = list(range(num_prompt + num_generated))
+    stop = StopConditions(max_tokens=max_tokens)
+    seq = Sequence("r", token_ids, num_prompt, SamplingParams(), stop)
+    if error is None:
+        check_limits(seq, 19, 3, 4, (0,))
+    else:
+        with pytest.raises(error):
+            check_limits(seq, 19, 3, 4, (0,))
