@@ -49,7 +49,6 @@ def test_instances_that_come_take_the_places_of_those_that_left() -> None:
 def test_the_index_is_bounded_and_forgets_the_oldest_that_are_not_used() -> None:
     index = KvIndex(3)
     index.apply(stored(1, A, B, C))
-    assert index.num_entries == 3
     index.match([B])
     index.apply(stored(2, D))
     assert index.num_entries == 3
@@ -63,7 +62,29 @@ def test_the_index_is_bounded_and_forgets_the_oldest_that_are_not_used() -> None
     assert index.match([B]) == {} and index.match([C]) == {"w": 1}
 
 
-HASHES = [bytes([byte]) * 16 for byte in range(6)]
+def test_a_block_is_used_where_it_matched_and_until_it_goes() -> None:
+    index, (e, f, g) = KvIndex(3), HASHES[4:]
+    index.apply(stored(1, A, B, C))
+    index.match([C], ["nobody"])
+    index.apply(stored(2, D))
+    assert index.match([C]) == {}
+    index.match([B])
+    index.apply(KvEvent("w", "e", 3, removed=[B]))
+    index.apply(stored(4, B))
+    for event_id, block_hash, gone in ((5, e, A), (6, f, D), (7, g, B)):
+        index.apply(stored(event_id, block_hash))
+        assert index.match([gone]) == {}
+
+
+def test_an_index_evicts_nothing_before_it_holds_more_than_it_may() -> None:
+    index = KvIndex(128)
+    index.apply(stored(1, *(bytes([byte]) * 16 for byte in range(128))))
+    assert index.num_entries == 128
+    index.apply(stored(2, bytes([128]) * 16))
+    assert index.num_entries == 126  # one of 64 parts is free again
+
+
+HASHES = [bytes([byte]) * 16 for byte in range(7)]
 _SOME = st.lists(st.sampled_from(HASHES), max_size=4)
 _CHANGES = st.tuples(
     st.sampled_from("xyz"),
