@@ -46,33 +46,6 @@ def test_beside_decodes_a_step_holds_what_its_time_allows() -> None:
     assert found.step_s == pytest.approx(0.1)
 
 
-def test_a_step_holds_whole_tiles() -> None:
-    tiled = replace(COSTS, tile_tokens=32)
-    # 70 tokens fit, 59 of which fill two tiles with the 5 decodes
-    found = predict(PlaceLoad(tiled, num_decodes=5), 118)
-    assert found.first_token_s == pytest.approx(0.118 + 2 * 0.02)
-    # 200 answers, in whose last tile is room for 24 tokens
-    slow = predict(PlaceLoad(tiled, num_decodes=200), 48)
-    assert slow.compute_s == pytest.approx(0.048 + 2 * (0.005 + 0.21))
-
-
-def test_prompts_that_came_first_are_computed_first() -> None:
-    found = predict(PlaceLoad(COSTS, num_waiting_tokens=400), 100)
-    assert found.wait_s == pytest.approx(0.405)
-    assert found.compute_s == pytest.approx(0.105)
-
-
-def test_a_long_step_of_decodes_leaves_room_for_a_few_tokens() -> None:
-    slow = PlaceLoad(COSTS, num_decodes=200)
-    assert predict(slow, 32).compute_s == pytest.approx(0.032 + 2 * (0.005 + 0.21))
-    assert predict(slow, 32).step_s == pytest.approx(0.21)
-
-
-def test_positions_cost_what_they_cost() -> None:
-    costs = StepCosts((0.0, 0.0, 0.0), (0.0, 0.0, 1e-6), 0.1, 400, 200)
-    assert predict(PlaceLoad(costs), 100, 1000).compute_s == pytest.approx(100 * 1050 * 1e-6)
-
-
 def test_prompts_that_follow_lengthen_the_last_step_as_far_as_it_has_room() -> None:
     idle, beside = PlaceLoad(COSTS), PlaceLoad(COSTS, num_decodes=5)  # 400 and 70 tokens a step
     assert shared_step_s(idle, 100, 50) == pytest.approx(0.05)
