@@ -135,6 +135,7 @@ class Place(NamedTuple):
     num_waiting_tokens: int
     overlap: int  # of the next prompt
     sent: int
+    num_prefilled: int  # of these
     num_free_blocks: int
 
 
@@ -146,8 +147,9 @@ class Place(NamedTuple):
             st.integers(0, 50),
             st.integers(0, 5000),
             st.integers(0, 99),
-            st.integers(0, 3),
-            st.integers(100, 160) | st.just(900),
+            st.integers(0, 5),
+            st.integers(0, 2),
+            st.integers(100, 200) | st.just(900),
         ),
         min_size=1,
         max_size=4,
@@ -170,10 +172,12 @@ def test_the_cheapest_by_prediction_is_chosen_of_those_with_room_and_time(
         chosen.index.apply(KvEvent(name, "e", 1, stored=HASHES[: place.overlap]))
         for number in range(place.sent):
             chosen.started(f"{name}{number}", RoutingDecision(name, 15, ""), 20)
-        waiting = place.num_waiting_tokens // BLOCK_SIZE + 5 * place.sent
-        load_there = PlaceLoad(
-            costs, place.num_decodes, 100 * place.num_decodes, waiting * BLOCK_SIZE
-        )
+        for number in range(place.num_prefilled):
+            chosen.prefilled(f"{name}{number}")
+        num_prefilled = min(place.num_prefilled, place.sent)
+        waiting = place.num_waiting_tokens // BLOCK_SIZE + 5 * (place.sent - num_prefilled)
+        num_decodes, length = place.num_decodes + num_prefilled, 100 if place.num_decodes else 320
+        load_there = PlaceLoad(costs, num_decodes, length * num_decodes, waiting * BLOCK_SIZE)
         # A prompt that is held there whole has its last token computed again.
         overlap = place.overlap if len(places) > 1 else 0
         num_missing = max((100 - weight * overlap) * BLOCK_SIZE, 1.0)
@@ -252,6 +256,12 @@ def test_a_worker_without_costs_borrows_those_of_the_median_worker() -> None:
     assert borrowing.predicted_ms == alike.choose(["a", "b", "c", "d"], [], 10).predicted_ms
     chosen.update_load(report("d", scaled(0.1)), BLOCK_SIZE)
     assert send(chosen, ["b", "d"], 200, 20)["d"] > 125
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "b"]])
+def test_every_prompt_has_a_token_to_compute(names: list[str]) -> None:
+    decision = router(*map(report, names)).choose(names, [], 0)
+    assert decision.predicted_ms == pytest.approx(predict(PlaceLoad(COSTS), 1).first_token_s * 1e3)
 
 
 def test_blocks_decide_where_no_worker_has_learned_costs() -> None:
@@ -374,6 +384,9 @@ def test_another_worker_holds_answers_where_those_that_should_have_no_blocks() -
     chosen = pressed(full, report("b", TARGET))
     assert chosen.choose(["a", "b"], [], 10).instance_id == "a"
     assert chosen.choose(["a", "b"], [], 11).instance_id == "b"
+    chosen.rng = Drawn(0.0)
+    found = {chosen.choose(["a", "b"], [], 10).instance_id for _ in range(20)}
+    assert found == {"a"}, "the idle one is not tried"
     # the one with the most answers of those with room, though the third is the cheapest
     chosen = pressed(full, report("b", TARGET, 5), report("c", TARGET))
     assert chosen.choose(["a", "b", "c"], [], 11).instance_id == "b"

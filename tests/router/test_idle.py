@@ -67,5 +67,5 @@ def test_where_no_costs_are_known_any_request_that_waits_counts() -> None:
     idle = worker("p", "prefill", costs=None)
     assert not idle_prefill([idle, worker("a", "decode", costs=None)])
     [found] = idle_prefill([idle, worker("a", "decode", costs=None, num_waiting=1)])
-    assert (found.wait_s, found.cause) == (0.0, "")
+    assert (found.wait_s, found.cause, found.num_local) == (0.0, "", 0)
     assert "s for the next" not in found.sentence and "most" not in found.sentence

@@ -18,6 +18,7 @@ from tandem.router.predict import (
     PRESSING_SHARE,
     Pace,
     PlaceLoad,
+    bounding_arrays,
     num_holding,
     predict,
     scaled,
@@ -61,6 +62,27 @@ def test_a_report_without_costs_gives_no_place() -> None:
     assert PlaceLoad.of(report) is None
     known = LoadReport("a", "b", "both", 1, 2, 30, 100, 40, 50, 1, 500, COSTS)
     assert PlaceLoad.of(known) == PlaceLoad(COSTS, 1, 500, 30, "a")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "factors"),
+    [
+        ([0.1, 0.3, 0.4], None),
+        ([0.1, 0.3, 1.0], [1.0, 1.0, 0.4]),
+        ([0.0, 0.1, 0.8], [1.0, 1.0, 0.5]),  # of which one is not learned yet
+    ],
+)
+def test_none_counts_as_slower_than_a_multiple_of_the_fastest(
+    seconds: list[float], factors: list[float] | None
+) -> None:
+    alike = np.full(3, 0.2)
+    for at in (0, 1):
+        given = [alike, np.array(seconds)] if at else [np.array(seconds), alike]
+        found = bounding_arrays(*given)
+        assert (found is None) == (factors is None)
+        if found is not None:
+            assert found[at].tolist() == pytest.approx(factors)
+            assert found[1 - at].tolist() == [1.0] * 3
 
 
 def test_answers_with_a_target_stand_together_where_that_leaves_prompts_any_more_time() -> None:
