@@ -4,8 +4,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import msgspec
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tandem.engine.config import DeviceKind, EngineConfig
@@ -13,6 +14,8 @@ from tandem.engine.schedule.sequence import Chunk
 from tandem.engine.schedule.step_cost import (
     FIRST_TOKENS,
     FLOOR_TOKENS,
+    SAFETY,
+    LinearCost,
     PromptBudget,
     StepCost,
     StepWork,
@@ -333,3 +336,85 @@ def test_decodes_are_learned_after_many_steps_of_prompts() -> None:
         cost.observe([prompt(0, 16)], seconds([prompt(0, 16)]))
     cost.observe(decodes(1), 5e-3)
     assert any(cost.decode_s)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.builds(
+        StepCosts,
+        decode_s=st.tuples(st.floats(1e-3, 0.02), st.floats(0, 1e-4), st.floats(0, 1e-7)),
+        prompt_s=st.tuples(st.floats(0, 0.02), st.floats(1e-5, 1e-4), st.floats(0, 1e-7)),
+        max_step_s=st.floats(0.01, 0.1),
+        max_tokens=st.just(2048),
+        max_tokens_beside=st.integers(32, 400),
+        hidden_share=st.just(0.0) | st.floats(0, 1),
+        prompt_floor_s=st.just(0.0) | st.floats(0, 0.06),
+        tile_tokens=st.sampled_from([1, 1, 64]),
+    ),
+    st.integers(1, 100),
+    st.integers(0, 200),
+    st.integers(0, 5000),
+)
+def test_the_room_of_a_step_is_the_most_tokens_that_its_time_allows(
+    costs: StepCosts, num_decodes: int, num_before: int, start: int
+) -> None:
+    """Of whole tiles, and no more than twice as many as were in time before."""
+    cost, chunks = StepCost.known(costs), decodes(num_decodes)
+    chunks += [prompt(0, num_before)] if num_before > 1 else []
+    work, is_tiled = work_of(chunks), costs.tile_tokens > 1
+    longest_s = max(SAFETY * costs.max_step_s, costs.prompt_floor_s)
+    beside = num_decodes if is_tiled else 0  # whose products share the tiles
+    num_before = work.num_prompt_tokens
+
+    def seconds(num_tokens: int) -> float:
+        per_step_s, per_decode_s, per_context_s = costs.decode_s
+        decode_s = per_step_s + num_decodes * per_decode_s + work.decode_context * per_context_s
+        context = work.prompt_context + num_tokens * (start + num_tokens / 2)
+        return (
+            decode_s - costs.hidden_share * per_step_s + costs.prompt_s[0]
+            + (num_before + num_tokens) * costs.prompt_s[1] + context * costs.prompt_s[2]
+        )  # fmt: skip
+
+    sizes = [n for n in range(900) if (num_decodes + num_before + n) % costs.tile_tokens == 0]
+    assume(all(abs(seconds(n + beside) - longest_s) > 1e-9 for n in sizes))
+    most = 2 * costs.max_tokens_beside - num_before
+    least = 0 if num_before else FLOOR_TOKENS
+    fitting = [n for n in sizes if n <= most and seconds(n + beside) <= longest_s]
+    assert cost.room(work, start) == max([*fitting, min(n for n in sizes if n >= least)])
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.floats(0.1, 1.0), min_size=3, max_size=3),
+    st.lists(st.lists(st.floats(0.1, 2.0), min_size=3, max_size=3), min_size=8, max_size=30),
+)
+def test_a_cost_is_the_weighted_least_squares_of_what_was_seen(
+    weights: list[float], seen: list[list[float]]
+) -> None:
+    matrix = np.array(seen)
+    assume(np.linalg.cond(matrix) < 20)
+    cost = LinearCost(3, 100.0)
+    for features in seen:
+        cost.observe(features, float(np.dot(features, weights)))
+    assert cost.weights == pytest.approx(weights, rel=0.02, abs=0.01)
+    assert cost.predict([1.0, 2.0, 0.0]) == pytest.approx(cost.weights[0] + 2 * cost.weights[1])
+
+
+def test_no_cost_is_negative() -> None:
+    cost = LinearCost(2, 100.0)
+    for features, seconds in (([1.0, 1.0], 2.0), ([1.0, 2.0], 1.0), ([1.0, 1.5], 1.5)) * 20:
+        cost.observe(features, seconds)
+    assert cost.weights[1] == 0.0
+    assert cost.weights[0] == pytest.approx(1.5, rel=0.1)
+
+
+def test_a_target_shortens_the_longest_step() -> None:
+    cost = StepCost(LIMIT_S)
+    for given_ms, ttft_ms, longest_s in (
+        (20.0, 300.0, 0.02),
+        (90.0, None, 0.05),
+        (None, 5.0, 0.05),
+    ):
+        cost.aim(LIMIT_S, given_ms, ttft_ms)
+        assert (cost.max_step_s, cost.has_target) == (longest_s, given_ms is not None)
+        assert cost.ttft_target_s == (None if ttft_ms is None else ttft_ms / 1e3)
