@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import msgspec
+import pytest
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.schedule.block_pool import BlockPool
@@ -11,11 +12,15 @@ from tandem.engine.schedule.scheduler import Scheduler
 from tandem.engine.schedule.step_cost import StepCost
 
 
-def test_a_load_counts_decodes_and_tokens_that_wait(fake: SimpleNamespace) -> None:
+@pytest.mark.parametrize(("of_another", "num_own"), [("", 24), ("prompt", 11), ("next", 13)])
+def test_a_load_counts_decodes_and_tokens_that_wait(
+    fake: SimpleNamespace, of_another: str, num_own: int
+) -> None:
     config = EngineConfig(block_size=4, max_num_batched_tokens=10)
     scheduler = Scheduler(config, BlockPool(64, 4), StepCost(max_step_s=3600))
     for name, num_tokens in (("answer", 3), ("prompt", 20), ("next", 11)):
-        scheduler.add(fake.make_seq(name, list(range(num_tokens))))
+        is_others = name == of_another
+        scheduler.add(fake.make_seq(name, list(range(num_tokens)), prefill_only=is_others))
     chunks = scheduler.schedule()
     assert chunks is not None and [chunk.end for chunk in chunks] == [3, 7]
     scheduler.launched(chunks)
@@ -27,6 +32,7 @@ def test_a_load_counts_decodes_and_tokens_that_wait(fake: SimpleNamespace) -> No
     assert (load.num_decodes, load.decode_context) == (1, 4)
     assert (load.num_running_prompt_tokens, load.num_waiting_prompt_tokens) == (13, 11)
     assert load.num_waiting_tokens == 1 + 13 + 11
+    assert load.num_own_prompt_tokens == num_own
     assert load.costs is None, "no prompt was measured"
     scheduler.step_cost.observe(chunks, 0.05)
     costs = load_of(scheduler).costs

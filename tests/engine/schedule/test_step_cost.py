@@ -200,6 +200,7 @@ def test_there_is_always_room_for_a_floor_whatever_was_measured(
 def test_work_counts_chunks_of_one_token_as_decodes() -> None:
     work = work_of([*decodes(3, context=10), prompt(100, 20)])
     assert work == StepWork(3, 30, 20, 20 * 110)
+    assert [work.num_multiplied(tile_tokens) for tile_tokens in (1, 2, 64)] == [20, 24, 64]
 
 
 def test_a_budget_is_spent_by_prompts_and_closed_by_one_that_goes_on() -> None:

@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.engine.schedule.block_pool import BlockPool
-from tandem.engine.schedule.block_tables import extend_table, held_blocks
+from tandem.engine.schedule.block_tables import extend_table, free_passed, held_blocks
+from tandem.engine.schedule.sequence import Sequence
+from tandem.engine.schedule.sequence_blocks import free_blocks, take_blocks
 from tandem.engine.schedule.windows import (
     NO_BLOCK,
     first_read,
@@ -106,6 +108,20 @@ def test_a_sequence_keeps_of_its_windows_what_later_tokens_read(windows: tuple[i
             # of a window that lies anywhere, one begun, and those of a chunk
             assert num_held <= window // 4 + 2 + num_chunk_blocks or not window
             assert num_held == len(seq.block_table) // len(windows) or window
+
+
+def test_nothing_is_known_of_blocks_that_were_given_back() -> None:
+    pool = BlockPool(64, 4, windows=WINDOWS)
+    seq, new = (make_seq("a", list(range(40)), max_tokens=8) for _ in range(2))
+    assert take_blocks(pool, seq, 0, is_remote=True)
+    seq.num_computed_tokens = 40
+    free_passed(pool, seq)
+    assert seq.num_passed_blocks > 0
+    free_blocks(pool, seq)
+    pool.check_invariants({})
+    for name in Sequence.__slots__:
+        if name.startswith("num_"):
+            assert getattr(seq, name) == getattr(new, name), name
 
 
 def test_chunks_leave_blocks_for_other_sequences_to_grow_into() -> None:
