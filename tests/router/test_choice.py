@@ -534,3 +534,12 @@ def test_the_sum_of_workers_that_take_tickets_is_that_of_each() -> None:
             assert total.rates_at(now) == pytest.approx(
                 [sum(rates) for rates in zip(*(each.rates_at(now) for each in shares), strict=True)]
             )
+
+
+def test_a_target_that_no_worker_keeps_changes_nothing() -> None:
+    loads = report("a", num_waiting_tokens=5000), report("b", num_waiting_tokens=9000)
+    names = ["a", "b"]
+    for target_s in (None, 1e-6, 1e6):
+        decision = router(*loads).choose(names, [], 10, target_s)
+        assert decision.instance_id == "a" and decision.routed is not None
+        assert decision.routed.fit == [1.0, 1.0]

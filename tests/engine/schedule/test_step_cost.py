@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from tandem.engine.config import DeviceKind, EngineConfig
 from tandem.engine.schedule.sequence import Chunk
 from tandem.engine.schedule.step_cost import (
+    DECODES_OBSERVED_EVERY,
     FIRST_TOKENS,
     FLOOR_TOKENS,
+    NUM_OBSERVED,
     SAFETY,
     LinearCost,
     PromptBudget,
@@ -329,6 +331,18 @@ def test_a_full_tile_is_no_longer_filled_by_a_few_tokens() -> None:
     assert cost.room(work_of(slow), 0) == 3 + 128  # the least that is more than FLOOR_TOKENS
     assert cost.room(work_of([*slow, prompt(0, 100)]), 0) == 31
     assert cost.room(work_of([*slow, prompt(0, 131)]), 0) == 0
+
+
+def test_of_many_steps_of_decodes_every_eighth_is_observed() -> None:
+    cost, alone = StepCost(LIMIT_S), decodes(4)
+    for _ in range(NUM_OBSERVED):
+        cost.observe(alone, 5e-3)
+    changes = []
+    for _ in range(2 * DECODES_OBSERVED_EVERY):
+        before = cost.decode_s
+        cost.observe(alone, 6e-3)
+        changes.append(cost.decode_s != before)
+    assert changes == [*[False] * (DECODES_OBSERVED_EVERY - 1), True] * 2
 
 
 def test_decodes_are_learned_after_many_steps_of_prompts() -> None:
