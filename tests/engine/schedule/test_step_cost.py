@@ -333,6 +333,21 @@ def test_a_full_tile_is_no_longer_filled_by_a_few_tokens() -> None:
     assert cost.room(work_of([*slow, prompt(0, 131)]), 0) == 0
 
 
+def test_after_a_step_over_the_limit_half_of_what_would_fit_is_proven() -> None:
+    costs = StepCosts((0.0, 1e-3, 0.0), (0.0, 1e-5, 0.0), LIMIT_S, 2048, 512)
+    for num_tokens, room in ((16, FLOOR_TOKENS), (100, 73)):  # of 100 tokens 73 would fit
+        cost = StepCost.known(costs)
+        cost.observe([*decodes(60), prompt(0, num_tokens)], 0.061)
+        assert cost.room(work_of(decodes(1)), 0) == pytest.approx(room, abs=1)
+
+
+def test_a_prompt_alone_hides_nothing() -> None:
+    costs = StepCosts((7e-3, 3e-5, 0.0), (1e-3, 4e-5, 0.0), LIMIT_S, 2048, 512, hidden_share=1.0)
+    cost = StepCost.known(costs)
+    cost.observe([prompt(0, 512)], costs.prompt_s[0] + 512 * costs.prompt_s[1])
+    assert cost.prompt_s == pytest.approx(costs.prompt_s, rel=1e-3, abs=1e-9)
+
+
 def test_of_many_steps_of_decodes_every_eighth_is_observed() -> None:
     cost, alone = StepCost(LIMIT_S), decodes(4)
     for _ in range(NUM_OBSERVED):
