@@ -341,8 +341,9 @@ def test_after_a_step_over_the_limit_half_of_what_would_fit_is_proven() -> None:
         assert cost.room(work_of(decodes(1)), 0) == pytest.approx(room, abs=1)
 
 
-def test_a_prompt_alone_hides_nothing() -> None:
-    costs = StepCosts((7e-3, 3e-5, 0.0), (1e-3, 4e-5, 0.0), LIMIT_S, 2048, 512, hidden_share=1.0)
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_prompt_alone_has_no_decodes_to_pay_or_to_hide_behind(share: float) -> None:
+    costs = StepCosts((7e-3, 3e-5, 0.0), (1e-3, 4e-5, 0.0), LIMIT_S, 2048, 512, hidden_share=share)
     cost = StepCost.known(costs)
     cost.observe([prompt(0, 512)], costs.prompt_s[0] + 512 * costs.prompt_s[1])
     assert cost.prompt_s == pytest.approx(costs.prompt_s, rel=1e-3, abs=1e-9)
