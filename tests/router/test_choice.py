@@ -322,6 +322,14 @@ def test_a_worker_that_seems_slow_is_tried_where_it_is_no_shorter_and_bearable(
         assert found == ({"a", "b"} if is_tried else {"a"})
 
 
+def test_of_workers_that_are_as_good_the_one_with_the_fewest_requests_is_chosen() -> None:
+    chosen = router(report("a"), report("b"))
+    for name in "ab":
+        chosen.index.apply(KvEvent(name, "e", 1, stored=HASHES[:9]))
+    chosen.started("r", RoutingDecision("a", 0, ""), 0)
+    assert {chosen.choose(["a", "b"], HASHES, 100).instance_id for _ in range(50)} == {"b"}
+
+
 def test_a_worker_that_stood_still_in_a_step_is_tried_with_short_prompts_too() -> None:
     paused = msgspec.structs.replace(COSTS, prompt_s=(5.0, *COSTS.prompt_s[1:]))
     chosen = router(report("a"), report("b", paused))

@@ -84,6 +84,15 @@ def test_an_index_evicts_nothing_before_it_holds_more_than_it_may() -> None:
     assert index.num_entries == 126  # one of 64 parts is free again
 
 
+def test_an_index_evicts_no_more_than_one_part_of_itself() -> None:
+    index = KvIndex(128)
+    blocks = [bytes([byte]) * 16 for byte in range(66)]
+    for who in "xy":
+        index.apply(stored(1, *blocks[:64], who=who))
+    index.apply(stored(2, *blocks[64:], who="x"))
+    assert index.num_entries == 126  # two blocks of both went
+
+
 HASHES = [bytes([byte]) * 16 for byte in range(7)]
 _SOME = st.lists(st.sampled_from(HASHES), max_size=4)
 _CHANGES = st.tuples(

@@ -125,6 +125,14 @@ def test_rows_stay_apart_where_instances_come_and_go_among_the_others() -> None:
     assert list(table.blocks()[0]) == [0, 1, 2, 0, *range(4, 16)]
 
 
+def test_instances_that_come_and_go_between_choices_take_no_more_rows() -> None:
+    table = LoadTable()
+    for number in range(100):
+        table.add(str(number))
+        table.remove(str(number))
+    assert table._columns.shape[1] == 16
+
+
 def test_a_table_grows_and_gives_rows_again() -> None:
     table, names = LoadTable(), [f"w{number}" for number in range(40)]
     for number, name in enumerate(names):
