@@ -4,7 +4,7 @@ import pytest
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.schedule.block_pool import BlockPool
-from tandem.engine.schedule.scheduler import Scheduler
+from tandem.engine.schedule.scheduler import MAX_FORCED_TOKENS, Scheduler
 from tandem.engine.schedule.sequence import Chunk, Sequence, SequenceStatus
 from tandem.engine.schedule.step_cost import StepCost
 
@@ -87,6 +87,16 @@ def test_forced_tokens_have_a_chunk_each_as_far_as_there_are_batch_rows(
         seq.token_ids += [8, 9]
     assert step(scheduler) == [("a", 4, 5), ("a", 5, 6), ("a", 6, 7), ("b", 4, 5)]
     assert step(scheduler) == [("a", 7, 8), ("b", 5, 6), ("b", 6, 7)]
+
+
+def test_as_many_forced_tokens_as_a_grammar_gives_at_once_are_computed_as_decodes(
+    fake: SimpleNamespace,
+) -> None:
+    scheduler, end = make_scheduler(), 4 + MAX_FORCED_TOKENS
+    scheduler.add(fake.make_seq("a", prompt(4), 50))
+    step(scheduler)
+    scheduler.running["a"].token_ids += [8] * (MAX_FORCED_TOKENS - 1)
+    assert step(scheduler) == [("a", at, at + 1) for at in range(4, end)]
 
 
 def test_a_token_that_was_put_off_is_computed_again_and_no_other(fake: SimpleNamespace) -> None:
