@@ -7,8 +7,8 @@ ALLOCATED ─published─▶ QUEUED ─claim─▶ CLAIMED ─landed─▶ WRITI
 
 Before a claim is granted nothing can be written, so giving up is immediate. Afterwards the blocks
 stay in quarantine (CLOSING) until there is proof that nothing can land: `Settled` without a failed
-write, the end of the write lease and its grace, or `peer_gone`. After a write that failed its system
-goes on to send what it was given although the connection is closed, and messages of other
+write, the end of the write lease and its grace, or `peer_gone`. After a write that failed, its
+system goes on to send what it was given although the connection is closed, and messages of other
 connections may overtake that: within a machine for less than the grace, from another one for long.
 Times are arguments, `time.perf_counter()` seconds. The worker carries out the returned actions in
 order.
