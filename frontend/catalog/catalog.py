@@ -249,6 +249,7 @@ class Catalog:
 
     def _on_change(self) -> None:
         self._refresh()
+        self._lost.connect({instance.address for instance in self.instances.values()})
         now = time.perf_counter()
         absent = [name for name, model in self._models.items() if not self.reachable(model)]
         self._absent_since_s = {name: self._absent_since_s.get(name, now) for name in absent}

@@ -1,6 +1,7 @@
-"""The workers whose connection was lost, until they answer on a new one."""
+"""A connection to each worker, and the workers that are lost until they answer on a new one."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -16,8 +17,10 @@ _PAUSE_S = 0.2  # between attempts to reach a worker
 class LostWorkers:
     """The addresses that no request goes to, because their connection was lost.
 
-    Each is dialed again and again while `is_worker(address)`. A dead worker never answers, and
-    leaves discovery; one that stood still, or whose network was away, answers and is as it was.
+    Each worker has a connection before its first request, so one that dies is noticed at once, not
+    when its lease ends. A lost one is dialed again and again while `is_worker(address)`. A dead
+    worker never answers, and leaves discovery; one that stood still, or whose network was away,
+    answers and is as it was.
     """
 
     def __init__(
@@ -30,6 +33,8 @@ class LostWorkers:
         self._is_worker = is_worker
         self._on_change = on_change
         self._attempts: dict[str, asyncio.Task[None]] = {}  # by address
+        self._connected: set[str] = set()  # dialed once
+        self._dials: set[asyncio.Task[None]] = set()  # of these, under way
         self._stop_listening = client.on_loss(self._on_loss)
 
     def __len__(self) -> int:
@@ -38,10 +43,19 @@ class LostWorkers:
     def __contains__(self, address: str) -> bool:
         return address in self._attempts
 
+    def connect(self, addresses: set[str]) -> None:
+        """Dial those of the present workers that are new."""
+        loop = asyncio.get_running_loop()
+        for address in addresses - self._connected:
+            dial = loop.create_task(self._dial(address))
+            self._dials.add(dial)
+            dial.add_done_callback(self._dials.discard)
+        self._connected = addresses
+
     async def close(self) -> None:
         """End the attempts to reach them."""
         self._stop_listening()
-        attempts = list(self._attempts.values())
+        attempts = [*self._dials, *self._attempts.values()]
         for attempt in attempts:
             attempt.cancel()
         await asyncio.gather(*attempts, return_exceptions=True)
@@ -51,6 +65,10 @@ class LostWorkers:
             logger.warning("the worker at %s gets no requests until it answers", address)
             self._attempts[address] = asyncio.get_running_loop().create_task(self._reach(address))
             self._on_change()
+
+    async def _dial(self, address: str) -> None:
+        with contextlib.suppress(TandemError):  # `_on_loss` is called, or requests will fail by it
+            await self._client.reach(address, RequestContext())
 
     async def _reach(self, address: str) -> None:
         try:

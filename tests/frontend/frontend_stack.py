@@ -113,6 +113,7 @@ class FakeWorker:
     last_event_id: int = 0
     migration_limit: int | None = None
     weights_digest: str = ""
+    sends_kv_events: bool = True  # so its snapshot is fetched at once
     files: ModelFiles = field(default_factory=model_files)
     metrics: str = ""
 
@@ -145,7 +146,7 @@ class FakeWorker:
             model_input=self.model_input,
             model_types=self.model_types,
             migration_limit=self.migration_limit,
-            sends_kv_events=True,
+            sends_kv_events=self.sends_kv_events,
             weights_digest=self.weights_digest,
         )
 

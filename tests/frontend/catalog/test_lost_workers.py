@@ -86,6 +86,23 @@ async def test_a_worker_that_takes_a_pause_of_the_frontend_for_its_death_costs_n
             assert sum(cut.num_cuts.values()) == 1
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_worker_that_dies_before_its_first_request_is_noticed_at_once(
+    stack: Stack, is_known: bool
+) -> None:
+    """Its record stays until its lease ends: that of a killed process."""
+    catalog, first = stack.server.catalog, stack.worker.instance_id
+    (model,) = catalog.models
+    dead = await stack.add_worker(sends_kv_events=False)
+    if is_known:
+        await eventually(lambda: bool(dead.server.connections))
+    dead.vanish()
+    await eventually(lambda: set(catalog.members(model)) == {first, dead.instance_id})
+    await eventually(lambda: catalog.reachable(model) == [first])
+    await dead.come_back()
+    await eventually(lambda: len(catalog.reachable(model)) == 2)
+
+
 async def test_health_follows_a_worker_that_is_lost_and_returns(stack: Stack) -> None:
     await stack.chat()
     stack.worker.vanish()
