@@ -23,17 +23,26 @@ class Shared(Struct, gc=False):
 
     def rates_at(self, now_s: float) -> tuple[float, float]:
         """Return both rates as of `now_s`, if no prompt comes until then."""
-        left = math.exp((self.rated_at_s - now_s) / RATE_S) if self.whole_rate else 0.0
+        if not self.whole_rate:
+            return 0.0, 0.0
+        if now_s == self.rated_at_s:
+            return self.rate, self.whole_rate
+        left = math.exp((self.rated_at_s - now_s) / RATE_S)
         return self.rate * left, self.whole_rate * left
 
     def replace(self, before: "Shared", after: "Shared") -> None:
         """Count some workers as they are now, in place of how they were."""
+        if after is before:
+            return
         self.num_workers += after.num_workers - before.num_workers
         self.num_answers += after.num_answers - before.num_answers
         self.context += after.context - before.context
         at_s = max(self.rated_at_s, after.rated_at_s)
-        rates = zip(self.rates_at(at_s), after.rates_at(at_s), before.rates_at(at_s), strict=True)
-        self.rate, self.whole_rate = (max(0.0, all_ + new - old) for all_, new, old in rates)
+        rate, whole_rate = self.rates_at(at_s)
+        new_rate, new_whole_rate = after.rates_at(at_s)
+        old_rate, old_whole_rate = before.rates_at(at_s)
+        self.rate = max(0.0, rate + new_rate - old_rate)
+        self.whole_rate = max(0.0, whole_rate + new_whole_rate - old_whole_rate)
         self.rated_at_s = at_s
 
 

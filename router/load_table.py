@@ -1,7 +1,6 @@
 """The loads of all instances, one column each, so that a prompt is predicted at many at once."""
 
 import math
-from collections.abc import Iterable
 
 import numpy as np
 from msgspec.structs import astuple
@@ -139,6 +138,10 @@ class LoadTable:
         return self._first[_IS_SHARED], self._first[_NUM_ANSWERS], self._shared
 
     def _update(self) -> None:
+        if not self._changed:
+            return
+        rows: list[int] = []
+        values: list[tuple[float, ...]] = []
         for instance_id in self._changed:
             load = self._loads[instance_id]
             self._have_costs_changed |= load.has_new_costs
@@ -146,16 +149,9 @@ class LoadTable:
             before, load.shared = load.shared, load.sharing()
             if load.row < len(self._candidates):
                 self._shared.replace(before, load.shared)
-            self._columns[:, load.row] = (
-                *_paces_of(load),
-                load.ttft_target_s,
-                load.num_requests,
-                load.pending(),
-                load.active(),
-                load.num_fillable() if load.has_free_row else -math.inf,
-                load.shared.num_workers,
-                load.shared.num_answers,
-            )
+            rows.append(load.row)
+            values.append(_columns_of(load))
+        self._columns[:, rows] = np.array(values).T  # at once: numpy takes long for each call
         self._changed.clear()
 
 
@@ -170,9 +166,16 @@ def _lend(loads: list[InstanceLoad]) -> None:
             load.set_costs(costs)
 
 
-def _paces_of(load: InstanceLoad) -> Iterable[float]:
-    """Return the columns that depend on costs."""
+def _columns_of(load: InstanceLoad) -> tuple[float, ...]:
+    """Return the values of an instance, in the order of the columns."""
     pace = load.pace()
-    if pace is None:
-        return _NO_COSTS
-    return (*astuple(pace), *load.nominal_s)
+    return (
+        *(_NO_COSTS if pace is None else (*astuple(pace), *load.nominal_s)),
+        load.ttft_target_s,
+        load.num_requests,
+        load.pending(),
+        load.active(),
+        load.num_fillable() if load.has_free_row else -math.inf,
+        load.shared.num_workers,
+        load.shared.num_answers,
+    )

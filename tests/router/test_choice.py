@@ -551,3 +551,32 @@ def test_a_target_that_no_worker_keeps_changes_nothing() -> None:
         decision = router(*loads).choose(names, [], 10, target_s)
         assert decision.instance_id == "a" and decision.routed is not None
         assert decision.routed.fit == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_many_changes_since_the_last_choice_count_as_each_by_itself(seed: int) -> None:
+    """Rows of the table are computed together; of two routers one computes each at once."""
+    rng, names = random.Random(seed), [f"w{each}" for each in range(20)]
+    together, one_by_one = router(), router()
+    running: list[str] = []
+    for number in range(300):
+        for _ in range(rng.randrange(8)):
+            costs = scaled(rng.uniform(0.5, 2.0)) if rng.random() < 0.9 else None
+            each = report(rng.choice(names), costs, rng.randrange(30), rng.randrange(9000))
+            together.update_load(each, BLOCK_SIZE)
+            one_by_one.update_load(each, BLOCK_SIZE)
+            one_by_one._loads.arrange(names)
+        if running and rng.random() < 0.6:
+            ended, is_over = running.pop(rng.randrange(len(running))), rng.random() < 0.5
+            for chosen in (together, one_by_one):
+                (chosen.finished if is_over else chosen.prefilled)(ended)
+                if chosen is one_by_one:
+                    chosen._loads.arrange(names)
+        num_blocks = rng.randrange(1, 300)
+        expected = one_by_one.choose(names, [], num_blocks)
+        found = together.choose(names, [], num_blocks)
+        assert found.routed == expected.routed
+        assert (found.instance_id, found.reason) == (expected.instance_id, expected.reason)
+        running.append(str(number))
+        for chosen in (together, one_by_one):
+            chosen.started(running[-1], found, num_blocks)
