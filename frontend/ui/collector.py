@@ -18,6 +18,7 @@ from tandem.router.idle import idle_prefill
 from tandem.runtime.membership.instance_report import InstanceReport, ask_worker
 from tandem.runtime.membership.node import Node
 from tandem.runtime.store.discovery import TypedView, watch_instances
+from tandem.runtime.store.planner_report import PlannerReport, watch_planners
 from tandem.runtime.store.progress_report import ProgressReport, watch_progress
 from tandem.runtime.wire.cluster_messages import Instance, WorkerStatus
 
@@ -117,12 +118,14 @@ class Collector:
     async def _collect(self) -> None:
         views: dict[str, list[TypedView[Instance]]] = {}
         progress: dict[str, TypedView[ProgressReport]] = {}
+        planners: dict[str, TypedView[PlannerReport]] = {}
         try:
             while True:
                 started_s = time.perf_counter()
-                self._follow_namespaces(views, progress)
+                self._follow_namespaces(views, progress, planners)
                 try:
-                    self._publish(await self._state(views, progress.values()))
+                    state = await self._state(views, progress.values(), planners.values())
+                    self._publish(state)
                 except Exception:
                     logger.exception("no state of the page")
                 await asyncio.sleep(max(0.0, INTERVAL_S - (time.perf_counter() - started_s)))
@@ -131,6 +134,8 @@ class Collector:
                 await view.close()
             for reports in progress.values():
                 await reports.close()
+            for of_planners in planners.values():
+                await of_planners.close()
 
     def _publish(self, state: PageState) -> None:
         ready, self._next = self._next, asyncio.get_running_loop().create_future()
@@ -141,6 +146,7 @@ class Collector:
         self,
         views: dict[str, list[TypedView[Instance]]],
         progress: dict[str, TypedView[ProgressReport]],
+        planners: dict[str, TypedView[PlannerReport]],
     ) -> None:
         """Follow the workers of this namespace, and those beside the workers of the catalog."""
         found = {instance.namespace for instance in self._catalog.instances.values()}
@@ -150,11 +156,13 @@ class Collector:
                 for component in _WORKERS
             ]
             progress[namespace] = watch_progress(self._node.discovery, namespace)
+            planners[namespace] = watch_planners(self._node.discovery, namespace)
 
     async def _state(
         self,
         views: dict[str, list[TypedView[Instance]]],
         progress: Iterable[TypedView[ProgressReport]],
+        planners: Iterable[TypedView[PlannerReport]],
     ) -> PageState:
         present = dict(self._catalog.instances)
         for view in [view for of_one in views.values() for view in of_one]:
@@ -179,6 +187,9 @@ class Collector:
             workers=[followed.state(now) for followed in self._followed.values()],
             starting=[start_state(*item) for view in progress for item in view.items.items()],
             queues=list(map(_queue, decodes)),
+            planners=[
+                line for view in planners for each in view.items.values() for line in each.lines
+            ],
             idle_prefill=idle_prefill(self._present()),
             thresholds=thresholds,
             latencies=list(self._window.latencies(targets_ms)),

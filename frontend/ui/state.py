@@ -86,6 +86,7 @@ class PageState(msgspec.Struct, frozen=True):
     workers: list[WorkerState]
     starting: list[StartState]
     queues: list[QueueState]
+    planners: list[str]  # lines: the last reading of each, and its last change of a role
     idle_prefill: list[IdlePrefill]
     thresholds: dict[str, dict[str, str | int | float | bool]]  # model |-> name |-> value
     latencies: list[Latency]

@@ -11,7 +11,6 @@ from tandem.config.live import connected, live_settings, plain
 from tandem.config.model import EffectiveConfig
 from tandem.emulation.profile import MAX_LATE_SHARE
 from tandem.launch.cluster.fit import misfits
-from tandem.launch.cluster.planner_report import PlannerReport, decode_report, planner_prefix
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.router.idle import IdlePrefill, idle_prefill
 from tandem.runtime.address import EndpointAddress, new_id
@@ -32,6 +31,7 @@ from tandem.runtime.store.discovery import (
     read_instances,
     readable,
 )
+from tandem.runtime.store.planner_report import PlannerReport, decode_report, planner_prefix
 from tandem.runtime.wire.cluster_messages import Instance, LinkReport, RoleName, WorkerStatus
 
 WORKERS: tuple[RoleName, ...] = ("decode", "prefill")

@@ -11,7 +11,6 @@ import msgspec
 from tandem.config.model import EffectiveConfig
 from tandem.config.planner import Mode
 from tandem.launch.cluster.one_worker import change_role
-from tandem.launch.cluster.planner_report import PlannedModel, PlannerReport, planner_prefix
 from tandem.launch.planner.planner import Change, RolePlanner
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.runtime.bus.events import load_subject
@@ -26,6 +25,12 @@ from tandem.runtime.store.discovery import (
     watch_models,
 )
 from tandem.runtime.store.live_config import LiveSection
+from tandem.runtime.store.planner_report import (
+    PlannedModel,
+    PlannerReport,
+    planner_prefix,
+    watch_planners,
+)
 from tandem.runtime.tasks import cancel, keep_running
 from tandem.runtime.wire.cluster_messages import Instance, LoadReport
 from tandem.runtime.wire.decoding import RefusalLog, decoder
@@ -82,7 +87,7 @@ class PlannerProcess:
         self._cards = watch_models(discovery, self._namespace)
         stack.push_async_callback(self._cards.close)
         await self._cards.ready()
-        self._others = TypedView(discovery.watch(planner_prefix(self._namespace)), PlannerReport)
+        self._others = watch_planners(discovery, self._namespace)
         stack.push_async_callback(self._others.close)
         await self._others.ready()
         stop = await node.events.subscribe(load_subject(self._namespace), self._on_load)

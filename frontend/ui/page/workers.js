@@ -102,6 +102,7 @@ export function showWorkers(state, changeRole) {
     state.queues.filter((other) => other.model === model).length > 1 ? `${model}, deployment ${deployment}` : model;
   keep(byId("queues"), state.queues, queueName, () => el("li"), (line, queue) =>
     setText(line, `Prefill queue of ${queueName(queue)}: ${queue.num_jobs} prompts wait, ${queue.num_tokens} tokens to compute`));
+  keep(byId("planners"), state.planners, (line) => line, (line) => el("li", "", line), () => {});
   showFlights(state.begun);
   return state.workers.filter((worker) => worker.is_stopped)
     .map((worker) => `worker ${shortId(worker.id)} is stopped`);

@@ -17,6 +17,7 @@ from tandem.frontend.ui import state as state_module
 from tandem.frontend.ui.page.files import PAGE_PATHS
 from tandem.runtime.errors import ModelError
 from tandem.runtime.store.discovery import config_key
+from tandem.runtime.store.planner_report import PlannedModel, PlannerReport, planner_prefix
 from tandem.runtime.store.progress_report import ProgressReport, progress_prefix
 from tests.frontend.frontend_stack import MODEL, Stack
 from tests.frontend.ui.page_stack import (
@@ -152,6 +153,21 @@ async def test_a_worker_that_starts_has_its_progress_until_it_serves(page: Stack
         }
         page.store.set(key, None)
         await first_with(found, lambda each: each["starting"] == [])
+
+
+async def test_a_planner_says_what_it_sees_and_why_it_moved_a_role(page: Stack) -> None:
+    model = PlannedModel("m", "d", 1, 3, "both sides have room", 2, "d0 to prefill")
+    key = planner_prefix("tandem") + "p-1"
+    async with states(page) as found:
+        await first_with(found, lambda each: each["planners"] == [])
+        page.store.set(key, msgspec.json.encode(PlannerReport("p-1", "act", [model])))
+        state = await first_with(found, lambda each: each["planners"])
+        assert state["planners"] == [
+            "planner (act), m: both sides have room",
+            "  last of 2 changes: d0 to prefill",
+        ]
+        page.store.set(key, None)
+        await first_with(found, lambda each: each["planners"] == [])
 
 
 async def test_pages_share_one_collector_that_rests_without_them_and_has_its_pace(

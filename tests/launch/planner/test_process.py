@@ -1,13 +1,14 @@
 """The planner's process, beside workers that report a load and take changes of their role."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import httpx
+import pytest
 
 from tandem.config.model import EffectiveConfig
-from tandem.launch.cluster.planner_report import PlannerReport, decode_report, planner_prefix
 from tandem.launch.cluster.status import read_cluster
 from tandem.launch.planner.process import PlannerProcess
 from tandem.runtime.address import EndpointAddress
@@ -17,6 +18,7 @@ from tandem.runtime.context import RequestContext
 from tandem.runtime.membership.node import Node
 from tandem.runtime.plane.server import Responder
 from tandem.runtime.store.discovery import config_key, register_instance, register_model
+from tandem.runtime.store.planner_report import PlannerReport, decode_report, planner_prefix
 from tandem.runtime.tasks import cancel
 from tandem.runtime.wire.cluster_messages import (
     LoadReport,
@@ -153,7 +155,10 @@ async def test_its_probe_is_ready_while_it_plans(runtime_config: RuntimeConfig) 
         await planner.stop()
 
 
-async def test_it_moves_roles_once_it_may(runtime_config: RuntimeConfig) -> None:
+async def test_it_moves_roles_once_it_may_and_explains_each_move(
+    runtime_config: RuntimeConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="tandem.launch.planner.process")
     async with planned(runtime_config) as (planner, workers):
         await reading_of(planner)
         key = config_key(runtime_config.namespace, "planner.mode")
@@ -162,8 +167,20 @@ async def test_it_moves_roles_once_it_may(runtime_config: RuntimeConfig) -> None
         decoders = [worker for worker in workers if worker.role == "decode"]
         assert len(decoders) == 1  # the last one keeps its role
         assert sorted(worker.changes for worker in workers) == [[], [], ["prefill"], ["prefill"]]
-        record = await reading_of(planner)
-        assert "to prefill" in record.models[0].last_change
+        moved = [each.node.instance_id for each in workers if each.changes]
+        for instance_id in moved:
+            assert f"{instance_id} becomes prefill: " in caplog.text
+        lines: list[str] = []
+
+        async def is_told() -> bool:
+            status = await read_cluster(effective_of(runtime_config, "act"))
+            lines[:] = status.planners[0].lines
+            return len(lines) == 2 and "3 prefill workers are" in lines[0]
+
+        await eventually(is_told)
+        assert lines[0].startswith("planner (act), m: ")
+        assert lines[1].startswith("  last of 2 changes: ") and "would be" in lines[1]
+        assert any(f"{each[:8]} to prefill" in lines[1] for each in moved)
 
 
 async def test_of_two_planners_one_acts(runtime_config: RuntimeConfig) -> None:

@@ -1,4 +1,4 @@
-"""The record of a planner in discovery, for `tandem status`.
+"""The record of a planner in discovery, for `tandem status` and the page.
 
 /tandem/{namespace}/planner/{instance_id}    PlannerReport, under the planner's lease
 """
@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from tandem.runtime.store.discovery import Discovery, TypedView
 from tandem.runtime.wire.bounds import Count, Few, Message, Name, Text
 from tandem.runtime.wire.decoding import json_decoder
 
@@ -47,3 +48,8 @@ decode_report = json_decoder(PlannerReport)
 def planner_prefix(namespace: str) -> str:
     """Return the prefix of all planners."""
     return f"/tandem/{namespace}/planner/"
+
+
+def watch_planners(discovery: Discovery, namespace: str) -> TypedView[PlannerReport]:
+    """Follow instance id |-> report."""
+    return TypedView(discovery.watch(planner_prefix(namespace)), PlannerReport)
