@@ -10,6 +10,7 @@ from tandem.runtime.wire.cluster_messages import LoadReport, WorkerRole
 MAX_SILENCE_S = 2.0  # of a worker, whose role is not changed then
 FULL = 0.9  # load of the fuller side, below which no role moves
 GAIN = 0.15  # of the fuller side's load, by which a change must lower it
+OVERLOADED_GAIN = 0.05  # of it, where that side cannot keep up
 CLEAR_GAIN = 0.3  # of it, from which one reading is enough
 RESUMED_S = 30.0  # in which computing the answers of a moved worker anew must pay
 
@@ -119,7 +120,7 @@ class RolePlanner:
             cost_s = 0.0 if report.costs is None else moved_s(report, report.costs)
             then += cost_s / RESUMED_S / best
         gain = 1 - then / now
-        if gain < GAIN:
+        if gain < (GAIN if now <= 1 else OVERLOADED_GAIN):
             return 0, gain, f"no split of {num_workers} workers is clearly better"
         split = f"{best} prefill and {num_workers - best} others would be {then:.0%} full"
         return (1 if best > num_prefill else -1), gain, split

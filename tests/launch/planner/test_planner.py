@@ -93,6 +93,16 @@ def test_overload_on_both_sides_moves_nothing() -> None:
     assert "no split of 4 workers is clearly better" in reading.sentence
 
 
+def test_a_small_gain_moves_a_role_only_where_a_side_cannot_keep_up() -> None:
+    near = fleet(4, 4, prompt_tokens=8_000, num_decodes=40)  # 91 % full, 82 % with 6 prefill
+    beyond = fleet(5, 3, prompt_tokens=10_000, num_decodes=60)  # 111 %, 101 % with 6
+    for _ in range(3):
+        assert near.read().change is None
+    assert beyond.read().change is None  # one reading is not enough
+    change = beyond.read(3.0).change
+    assert change is not None and change.role == "prefill"
+
+
 def test_the_bounds_are_kept() -> None:
     most = fleet(2, 1, prompt_tokens=90_000, num_decodes=5)
     assert most.read().change is None

@@ -3,49 +3,19 @@
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tandem.bench.load.options import BenchOptions
 from tandem.config.planner import PlannerConfig
 from tandem.decode.config import DisaggConfig, Policy
-from tandem.launch.planner.planner import Change, RolePlanner
-from tandem.launch.simulation.cluster import Setup, VirtualCluster
-from tandem.launch.simulation.layout import Layout
+from tandem.launch.simulation.cluster import VirtualCluster
 from tandem.launch.simulation.load import PlannedLoad
-from tandem.launch.simulation.worker import WorkerFigures
-from tandem.runtime.wire.cluster_messages import StepCosts, WorkerRole
+from tandem.launch.simulation.planned import WORKER, Options, PlannedCluster, rows
+from tandem.runtime.wire.cluster_messages import WorkerRole
 from tests.launch.simulation.setups import layout, load_of, setup_of, write_trace
 
-# An 8B model on a GPU, about: 4,000 tokens of prompt take 0.18 s, 200 answers 16 ms a step.
-GPU = WorkerFigures(
-    StepCosts((0.0065, 2e-5, 4e-8), (0.001, 4.5e-5, 5e-10), 0.05, 2048, 512),
-    num_blocks=8000,
-    block_size=64,
-)
-
-
-class PlannedCluster(VirtualCluster):
-    """Workers that begin in the roles of a layout; `moves` has each change and its second."""
-
-    def __init__(self, layout: Layout, setup: Setup, config: PlannerConfig) -> None:
-        super().__init__(layout, setup)
-        self.planner = RolePlanner(config, setup.figures.block_size)
-        self.moves: list[tuple[float, Change]] = []
-        self._decides_at_s = config.interval_s
-
-    def _report(self) -> None:
-        super()._report()
-        now_s = self._clock.now_s
-        for worker in self.workers:
-            self.planner.reported(worker.report(), now_s)
-        if now_s < self._decides_at_s:
-            return
-        self._decides_at_s = now_s + self.planner.config.interval_s
-        change = self.planner.decide(self._handoffs.num_ticket_tokens, now_s).change
-        if change is not None:
-            self.moves.append((now_s, change))
-            worker = next(each for each in self.workers if each.name == change.instance_id)
-            self.change_role(worker, change.role)
+GPU = msgspec.structs.replace(WORKER, max_num_seqs=128)
 
 
 def steady() -> PlannedLoad:
@@ -132,6 +102,16 @@ def test_the_planner_follows_a_swinging_load(tmp_path: Path) -> None:
     roles = [change.role for _, change in planned.moves]
     assert roles[0] == "decode" and "prefill" in roles
     assert share > fixed, (share, fixed)
+
+
+@pytest.mark.slow
+def test_the_planner_pays_where_a_load_swings() -> None:
+    """Three workers, of which two compute prompts and then two answer, for half a minute each."""
+    options = Options(load="swinging", workers=3, seconds=60, phase=30)
+    (_, planned, moves), *fixed = rows(options, lambda line: None)
+    assert "prefill" in moves and "decode" in moves
+    assert len(fixed) == 2
+    assert planned > 1.08 * max(share for _, share, _ in fixed), (planned, fixed)
 
 
 def test_the_planner_leaves_a_steady_load_alone() -> None:
