@@ -8,6 +8,7 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -286,9 +287,33 @@ def test_no_launch_of_serving_fails_because_its_build_is_listened_to(
     run_without_a_compiler(LISTENED, compile_environment)
 
 
+BY_A_HOOK = """
+from tests.stream_order.mutants import BUILDS_BY_A_HOOK
+
+with BUILDS_BY_A_HOOK.applied():
+    listen_to_builds(lines.append)
+"""
+
+
+@pytest.mark.slow
+def test_a_launch_of_serving_fails_where_its_build_is_told_to_a_hook(
+    compile_environment: dict[str, str],
+) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        run_without_a_compiler(BY_A_HOOK + LISTENED, compile_environment)
+    assert "is not JSON serializable" in failed.value.stderr
+
+
 def run_without_a_compiler(script: str, environment: dict[str, str]) -> None:
-    command = [sys.executable, "-c", WITHOUT_A_COMPILER + script]
-    subprocess.run(command, check=True, env=environment, timeout=100)
+    subprocess.run(
+        [sys.executable, "-c", WITHOUT_A_COMPILER + script],
+        check=True,
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        timeout=100,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 PREBUILT = """

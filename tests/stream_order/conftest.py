@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from tandem.models.random_model import write_random_model
+from tests.engine.transformers_models.generic_architectures import EXPERTS, SIZES
+from tests.stream_order import scenes
 from tests.stream_order.gpu import Gpus, use_gpus
 
 if torch.cuda.is_available():
@@ -34,3 +36,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=260,
     )
     return folder
+
+
+@pytest.fixture(scope="package")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> scenes.Mixture:
+    """A mixture of experts of one layer."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model("qwen3_moe", **(SIZES | EXPERTS | {"num_hidden_layers": 1}))
+    torch.manual_seed(3)
+    folder = tmp_path_factory.mktemp("mixture")
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    return scenes.Mixture.load(folder)

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Literal
 
-Scene = Literal["steps", "masks", "handoff", "quarantine", "failed_launch", "lost"]
+Scene = Literal[
+    "steps", "masks", "mixture", "handoff", "quarantine", "failed_launch", "lost", "builds"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,21 @@ MUTANTS = [
         "except",
         "masks",
         "host wait in the collection of a step",
+    ),
+    # A mixture of experts, whose counts torch once looked at on chips, and in dtypes, but for two.
+    _mutant(
+        "engine.transformers_models.generic_attention:multiplies_groups",
+        " or dtype != torch.bfloat16",
+        "",
+        "mixture",
+        "wait in a capture",
+    ),
+    _mutant(
+        "engine.transformers_models.generic_parts:swap_experts",
+        "not pack_experts(module, kernels)",
+        "False",
+        "mixture",
+        "host wait in a launch",
     ),
     # Weights.
     _mutant(
@@ -263,3 +280,12 @@ MUTANTS = [
         "unordered read",
     ),
 ]
+
+# Kernels are built for it, which nothing else here does: tests/kernels/test_warm_up.py applies it.
+BUILDS_BY_A_HOOK = _mutant(
+    "worker.kernel_builds:listen_to_builds",
+    "triton.knobs.compilation.listener = None if on_build is None else listener",
+    "triton.knobs.runtime.jit_post_compile_hook = lambda **_: on_build('a kernel was built')",
+    "builds",
+    "TypeError",
+)

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,15 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from tandem.engine.architecture.config import ModelConfig
 from tandem.engine.config import EngineConfig
 from tandem.engine.core.engine import Engine
+from tandem.engine.execution.model_code import choose_model_config
 from tandem.engine.execution.model_runner import ModelRunner
 from tandem.engine.schedule.sequence import LayerProgress, Sequence, layer_boundaries
 from tandem.engine.step.outcome import DeviceLostError, SampledToken
+from tandem.engine.transformers_models import generic_model
+from tandem.engine.transformers_models.generic_weights import build_generic
 from tandem.runtime.errors import InternalError, TransferError
 from tandem.runtime.wire.messages import SamplingParams, StopConditions
 from tandem.transfer.agents.group import TransferGroup, WriteOrder
@@ -37,13 +43,16 @@ LOOPBACK = TransferConfig(backend="loopback", write_timeout_s=0.1)
 
 def make_engine(folder: Path, device: str, **options: Any) -> Engine:
     """An engine over a pool of few blocks, which are soon used again."""
-    settings: dict[str, Any] = {
+    config = EngineConfig(**(_settings(folder, device) | options))
+    return Engine(config, ModelRunner(config))
+
+
+def _settings(folder: Path, device: str) -> dict[str, Any]:
+    return {
         "model": str(folder), "device": device, "dtype": "float32", "block_size": BLOCK_SIZE,
         "num_blocks": 16, "max_model_len": 32, "max_num_seqs": 2, "max_num_batched_tokens": 8,
         "threads": 1,
     }  # fmt: skip
-    config = EngineConfig(**(settings | options))
-    return Engine(config, ModelRunner(config))
 
 
 def sequence(
@@ -72,6 +81,33 @@ def steps(folder: Path, device: str, **options: Any) -> Answers:
     engine = make_engine(folder, device, **options)
     lengths = (11, 2, 5, 3)
     return run(engine, *map(sequence, "abcd", lengths, REQUESTS))
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """A mixture of experts by transformers' code, loaded where there is no GPU."""
+
+    folder: Path
+    config: ModelConfig
+    model: Any
+    siblings: list[tuple[str, ...]]
+
+    @classmethod
+    def load(cls, folder: Path) -> "Mixture":
+        config = choose_model_config(folder, "transformers")
+        return cls(folder, config, *build_generic(folder, torch.float32, torch.device("cpu")))
+
+    def run(self, device: str) -> Answers:
+        """Prompts and decode steps, in a dtype of which no GPU multiplies groups."""
+
+        def build(_folder: str, _dtype: torch.dtype, on: torch.device) -> Any:
+            return deepcopy(self.model).to(on), self.siblings
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(generic_model, "build_generic", build)
+            config = EngineConfig(**_settings(self.folder, device), model_impl="transformers")
+            engine = Engine(config, ModelRunner(config, model_config=self.config))
+        return run(engine, sequence("a", 5), sequence("b", 3))
 
 
 class LateMasks:

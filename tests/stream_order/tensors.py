@@ -167,11 +167,12 @@ class Operations(TorchDispatchMode):
             for each in tree_leaves(args[1:2])
             if isinstance(each, torch.Tensor)
         )
-        if name in _LOOKED_AT or by_mask:
+        is_counted = name.endswith("_grouped_mm") and ours[0].dtype != torch.bfloat16
+        if name in _LOOKED_AT or by_mask or is_counted:
             self.order.wait("copy", f"a result of {name}")
         known = {id(each.inner): each for each in ours}
         written = [e for e in _written(func, args, kwargs) if isinstance(e, DeviceTensor)]
-        result = func(*tree_map(self._unwrap, args), **tree_map(self._unwrap, kwargs))
+        result = self._result(func, args, kwargs)
         fresh: list[DeviceTensor] = []
 
         def wrap(value: Any) -> Any:
@@ -208,12 +209,18 @@ class Operations(TorchDispatchMode):
         self, stream: Stream, func: Any, name: str, args: Any, kwargs: Any,
         ours: list[Any], written: list[Any], fresh: list[Any],
     ) -> None:  # fmt: skip
-        result = func(*tree_map(self._unwrap, args), **tree_map(self._unwrap, kwargs))
+        result = self._result(func, args, kwargs)
         outs = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
         if fresh:
             for kept, each in zip(fresh, outs, strict=True):
                 kept.inner.copy_(each)
         self._act(stream, name, ours, [*written, *fresh])
+
+    def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
+        args, kwargs = tree_map(self._unwrap, args), tree_map(self._unwrap, kwargs)
+        if func is torch.ops.aten.histc.default:  # of integers only on GPUs
+            return func(args[0].float(), *args[1:], **kwargs).to(args[0].dtype)
+        return func(*args, **kwargs)
 
     def node(self, again: Node) -> None:
         """Keep what was launched for the graph that this thread captures, if it does."""
