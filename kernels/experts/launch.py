@@ -12,9 +12,10 @@ from tandem.kernels.linear.codes import form_of, step_size, stored_parts, weight
 from tandem.kernels.reference.experts import LEAST_SUM, Experts, ExpertWeights
 from tandem.kernels.reference.routing import Routing
 from tandem.kernels.sizes import cdiv, next_power_of_2
-from tandem.kernels.tuned import tuned_config
+from tandem.kernels.tuned import architecture, tuned_config
 
 COMBINE_WIDTH = 1024
+NARROW_FROM = 100  # the architecture on which gates and ups of FP8 would spill in a tile of 64
 LARGE_TILE = 128  # choices; where experts have as many on average
 
 
@@ -182,6 +183,8 @@ def _configs_for(
     num_experts, hidden_size, width = experts.down.shape
     has_codes = bits < 8 * element_bytes
     default = default_config(element_bytes, has_codes=has_codes)
+    if bits == 8 and architecture() >= NARROW_FROM:
+        default = replace(default, block_n=32)
     shape = {"hidden_size": hidden_size, "width": width, "bits": bits}
     config = tuned_config(default, "experts", **shape, element_bytes=element_bytes)
     if element_bytes == 4 or num_choices < num_experts * LARGE_TILE:

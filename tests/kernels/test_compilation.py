@@ -50,6 +50,21 @@ def test_no_build_breaks_a_rule(builds: list[KernelBuild]) -> None:
     assert not broken, "\n".join(broken)
 
 
+FLOAT8_EXPERTS = """
+from tandem.bench.kernels.build_cases import build_cases
+from tandem.bench.kernels.builds import build
+
+[case] = [case for case in build_cases(100) if case.shape.endswith("width=768 float8")]
+broken = [rule for built in build(100, case) for rule in built.broken_rules()]
+assert not broken, broken
+"""
+
+
+@pytest.mark.slow
+def test_no_build_of_float8_experts_spills_on_the_next_chip(environment: dict[str, str]) -> None:
+    subprocess.run([sys.executable, "-c", FLOAT8_EXPERTS], env=environment, check=True, timeout=100)
+
+
 @pytest.mark.slow
 def test_every_kernel_is_built(builds: list[KernelBuild]) -> None:
     expected = {
