@@ -105,7 +105,7 @@ class Gpus:
 
         def once() -> None:
             seen = _Accesses()
-            with seen.watching():
+            with self.order.lock, seen.watching():  # Triton interprets one kernel at a time
                 run()
             memories = list({id(each.memory): each.memory for each in tensors}.values())
             uses = [_uses(memories, of) for of in (seen.reads, seen.writes)]

@@ -185,6 +185,13 @@ MUTANTS = [
         "handoff",
         "unordered read",
     ),
+    _mutant(
+        "transfer.handoff.writer:BlockWriter._write",
+        "computed.event,",
+        "None,",
+        "handoff",
+        "unordered read",
+    ),
     # Checksums.
     _mutant(
         f"{SUMS}:checksum_steps",
@@ -278,6 +285,14 @@ MUTANTS = [
         "False",
         "quarantine",
         "unordered read",
+    ),
+    # A GPU that is lost.
+    _mutant(
+        "engine.step.device_loss:_noticing_cuda_loss",
+        'raise DeviceLostError(f"{device} is lost: {error}") from error',
+        "pass",
+        "lost",
+        "AssertionError",
     ),
 ]
 

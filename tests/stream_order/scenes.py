@@ -2,10 +2,14 @@
 
 import asyncio
 import contextlib
+import time
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +26,16 @@ from tandem.engine.step.outcome import DeviceLostError, SampledToken
 from tandem.engine.transformers_models import generic_model
 from tandem.engine.transformers_models.generic_weights import build_generic
 from tandem.runtime.errors import InternalError, TransferError
+from tandem.runtime.tracing.timeline import Timeline
+from tandem.runtime.wire.cluster_messages import Instance
+from tandem.runtime.wire.handoff_messages import Claim, Claimed, FirstToken
 from tandem.runtime.wire.messages import SamplingParams, StopConditions
 from tandem.transfer.agents.group import TransferGroup, WriteOrder
 from tandem.transfer.config import TransferConfig
+from tandem.transfer.handoff.prefill import PrefillHandoff
+from tandem.transfer.handoff.receiver import BlockOwner, HandoffReceiver
+from tandem.transfer.handoff.server import HandoffServer
+from tandem.transfer.handoff.writer import BlockWriter, ComputedBlocks
 from tandem.transfer.layout import KvLayout
 from tandem.transfer.loopback import PROCESS_FABRIC
 from tests.stream_order.gpu import Gpus
@@ -38,6 +49,7 @@ REQUESTS: list[dict[str, Any]] = [
     GREEDY,
 ]
 BLOCK_SIZE = 4
+LEASE_MS = 600_000
 LOOPBACK = TransferConfig(backend="loopback", write_timeout_s=0.1)
 
 
@@ -136,12 +148,35 @@ def masks(folder: Path, device: str) -> Answers:
     return run(make_engine(folder, device), sequence("free", 3), bound)
 
 
+class Owner:
+    """The owner of a prompt's blocks that a handoff fills: an engine, which then decodes it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def defers(self, prefill_instance: str) -> bool:
+        return False
+
+    def on_admitted(self, first: FirstToken | None) -> None:
+        assert first is not None
+        self._engine.admit("moved", SampledToken(first.token_id, None))
+
+    def on_claimed(self, claimant: Instance) -> None:
+        pass
+
+    on_mismatch = on_given_up = on_cancelled = on_released = Mock()
+
+    def on_ended(self) -> None:
+        pass
+
+
 class Ends:
     """A prefill worker's engine on one GPU and a decode worker's on another, with transports."""
 
     def __init__(self, folder: Path) -> None:
         self.engines = [make_engine(folder, f"cuda:{index}") for index in range(2)]
         self.heard: asyncio.Queue[bytes] = asyncio.Queue()
+        self.hear: Callable[[bytes], None] = self.heard.put_nowait
         runner = self.engines[0].runner
         model, self.layers = runner.model_config, runner.model_config.num_layers
         layout = KvLayout(self.layers, model.num_kv_heads, BLOCK_SIZE, model.head_dim, model.dtype)
@@ -152,7 +187,7 @@ class Ends:
 
     async def __aenter__(self) -> "Ends":
         await self.sender.start(lambda rank, notice: None)
-        await self.receiver.start(lambda rank, notice: self.heard.put_nowait(notice))
+        await self.receiver.start(lambda rank, notice: self.hear(notice))
         self.link = await self.sender.connect(self.receiver.metadata())
         return self
 
@@ -161,6 +196,20 @@ class Ends:
         PROCESS_FABRIC.pending.clear()
         await self.sender.close()
         await self.receiver.close()
+
+    def claimed(self, grant: Claimed, owner: BlockOwner) -> tuple[HandoffReceiver, BlockWriter]:
+        """Open a handoff at the decode worker and claim it for the prefill worker."""
+        server = HandoffServer(Mock(), self.receiver, LOOPBACK, {}, None)
+        self.hear = partial(server.on_notification, 0)
+        receiver = server.open(owner, grant, "moved", Timeline())
+        receiver.machine.published()
+        handoff_id, now = receiver.machine.handoff_id, time.perf_counter()
+        assert receiver.claim(Claim(handoff_id, 1, "p", "e1"), Mock(), Mock())
+        machine = PrefillHandoff(
+            handoff_id, 1, grant, claim_sent_at=now, margin_ms=0, num_layers=self.layers,
+            rank_pairs=self.link.rank_pairs,
+        )  # fmt: skip
+        return receiver, BlockWriter(self.sender, machine, self.link, Timeline(), Mock())
 
     async def write(
         self, pairs: list[tuple[int, int]], layers: range, ends: tuple[int, ...], after: Any = None
@@ -193,24 +242,36 @@ async def handoff(folder: Path) -> Answers:
         )
         reserved = decode.reserve(theirs)
         assert reserved is not None
-        landing, boundaries = dict(reserved.fill), layer_boundaries(ends.layers, 2)
+        grant = Claimed(bytes(16), LEASE_MS, b"", theirs.sampling, reserved.fill, [])
+        receiver, writer = ends.claimed(grant, Owner(decode))
+        boundaries = layer_boundaries(ends.layers, 2)
+
+        def write(num_tokens: int, num_layers: int, event: Any = None) -> None:
+            num_blocks = 3 if num_tokens == 11 else num_tokens // BLOCK_SIZE
+            blocks = ours.block_table, num_blocks, [num_layers], boundaries, event
+            writer.write_ready(ComputedBlocks(*blocks))
+
         announced: list[LayerProgress] = []
         prefill.on_layers = announced.extend
         prefill.add(ours)
         prefill.launch()  # both chunks
         [head] = prefill.collect()
         prefill.launch()  # announces what waited for the outputs before
-        pairs = [(block, landing[ordinal]) for ordinal, block in enumerate(ours.block_table)]
-        num_full = head.num_computed_tokens // BLOCK_SIZE
+        write(head.num_computed_tokens, ends.layers)
         [progress] = announced
-        await ends.write(pairs[:num_full], range(ends.layers), (ends.layers,))
-        first = range(progress.num_layers)
-        await ends.write(pairs[num_full:], first, boundaries, progress.event)
+        write(progress.num_computed_tokens, progress.num_layers, progress.event)
+        await writer.drain()
         [last] = prefill.collect()
-        await ends.write(pairs[num_full:], range(first.stop, ends.layers), boundaries)
+        write(11, ends.layers)
+        await writer.drain()
+        assert not writer.machine.pinned and not writer.machine.error
         prefill.abort("moved")
-        answers = {"moved": list(last.token_ids), "other": []}
-        decode.admit("moved", SampledToken(last.token_ids[0], None))
+        handoff_id, [token_id] = receiver.machine.handoff_id, last.token_ids
+        first = FirstToken(handoff_id, 1, grant.secret, b"", token_id)
+        receiver.run(receiver.machine.first_token(first))
+        async with asyncio.timeout(60):
+            await receiver.ended.wait()
+        answers = {"moved": [token_id], "other": []}
         while decode.has_work:
             for output in decode.step():
                 answers[output.request_id] += output.token_ids
@@ -263,5 +324,9 @@ def lost(gpus: Gpus, folder: Path) -> None:
     engine.add(sequence("b", 5))
     engine.launch()
     gpus.lost.add(torch.device("cuda", 0))
-    with pytest.raises(DeviceLostError, match="illegal memory access"):
+    try:
         engine.collect()
+    except DeviceLostError as error:
+        assert "illegal memory access" in str(error)
+    else:
+        raise AssertionError("a lost GPU is taken for a failed step")

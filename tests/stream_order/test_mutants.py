@@ -23,6 +23,8 @@ async def play(scene: Scene, folder: Path, mixture: scenes.Mixture, gpus: Gpus) 
             await scenes.quarantine(gpus, folder)
         case "failed_launch":
             await scenes.failed_launch(folder)
+        case "lost":
+            scenes.lost(gpus, folder)
 
 
 @pytest.mark.slow
