@@ -63,7 +63,7 @@ LAUNCHED = "engine.step.launched"
 UPLOAD = "engine.batch.upload"
 MASKS = "engine.batch.masks"
 READERS = "engine.weights.weight_readers"
-SUMS = "transfer.checksum"
+SUMS, ON_GPU = "transfer.checksum", "transfer.mix64"
 IN_LAUNCH = "host wait in a launch"
 IN_TRANSFER = "host wait in the transfer thread"
 ONE_BUFFER = """
@@ -207,51 +207,51 @@ MUTANTS = [
         "handoff",
         IN_TRANSFER,
     ),
-    _mutant(f"{SUMS}:_mix64_on_gpu", "done.record(stream)", "", "handoff", "unordered read"),
+    _mutant(f"{ON_GPU}:mix64_steps", "done.record(stream)", "", "handoff", "unordered read"),
     _mutant(
-        f"{SUMS}:_mix64_on_gpu",
+        f"{ON_GPU}:mix64_steps",
         "while not done.query():",
         "while False:",
         "handoff",
         "unordered read",
     ),
     _mutant(
-        f"{SUMS}:_mix64_on_gpu",
+        f"{ON_GPU}:mix64_steps",
         "while not done.query():",
         "while done.synchronize():",
         "handoff",
         IN_TRANSFER,
     ),
     _mutant(
-        f"{SUMS}:_mix64_on_gpu",
+        f"{ON_GPU}:mix64_steps",
         "ids.to(pool.device, non_blocking=True)",
         "ids.to(pool.device)",
         "handoff",
         IN_TRANSFER,
     ),
     _mutant(
-        f"{SUMS}:_mix64_on_gpu",
+        f"{ON_GPU}:mix64_steps",
         "dtype=torch.int64, pin_memory=True",
         "dtype=torch.int64",
         "handoff",
         IN_TRANSFER,
     ),
     _mutant(
-        f"{SUMS}:_mix64_on_gpu",
+        f"{ON_GPU}:mix64_steps",
         "copy_(sums, non_blocking=True)",
         "copy_(sums)",
         "handoff",
         IN_TRANSFER,
     ),
     _mutant(
-        f"{SUMS}:_mix64_on_gpu",
+        f"{ON_GPU}:mix64_steps",
         "dtype=sums.dtype, pin_memory=True",
         "dtype=sums.dtype",
         "handoff",
         IN_TRANSFER,
     ),
     _mutant(
-        f"{SUMS}:_mix64_on_gpu",
+        f"{ON_GPU}:mix64_steps",
         "with torch.cuda.stream(stream):",
         "if True:",
         "handoff",
