@@ -313,10 +313,9 @@ class Stage:
         assert work.first is not None
         await self.tell("first_token", encode(work.first))
 
-    async def settle(self, work: Work, *, error: str = "", num_failed: int = 0) -> None:
+    async def settle(self, work: Work, *, error: str = "") -> None:
         job = work.job
-        num_written = work.num_written
-        settled = Settled(job.handoff_id, job.attempt, num_written, num_failed, error, work.notices)
+        settled = Settled(job.handoff_id, job.attempt, work.num_written, 0, error, work.notices)
         await self.tell("settled", encode(settled))
 
     async def settle_by_notice(self, work: Work) -> None:

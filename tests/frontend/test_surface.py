@@ -228,7 +228,7 @@ async def test_a_prompt_is_hashed_only_where_its_prefix_can_be_held(
         hashed.append(block_hashes(*args, **fields))
         return hashed[-1]
 
-    monkeypatch.setattr("tandem.frontend.generation.generation.block_hashes", hashes_of)
+    monkeypatch.setattr("tandem.frontend.generation.plan.block_hashes", hashes_of)
     async with Stack(num_workers=2) as stack:
         assert (await stack.complete(prompt=prompt, max_tokens=9)).status_code == 200
         assert hashed == []
