@@ -32,6 +32,14 @@ def free_port() -> int:
             return port
 
 
+def stands_still(pid: int) -> bool:
+    """Return True once no thread runs; a process counts as stopped before all of them are."""
+    return {
+        stat.read_text().rpartition(")")[2].split()[0]
+        for stat in Path("/proc", str(pid), "task").glob("*/stat")
+    } == {"T"}
+
+
 class Server:
     """A server process with a store; `with` starts and kills it."""
 
@@ -76,9 +84,13 @@ class Server:
         self.start()
 
     def freeze(self) -> None:
-        """SIGSTOP: it accepts connections and answers nothing."""
+        """SIGSTOP: it accepts connections and answers nothing, from when this returns."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        deadline_s = time.perf_counter() + PATIENCE_S
+        while not stands_still(self._process.pid):  # other threads run on for a moment
+            assert time.perf_counter() < deadline_s, "it does not stop"
+            time.sleep(0.001)
 
     def thaw(self) -> None:
         """SIGCONT."""

@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,6 +15,7 @@ from tandem.runtime.wire.cluster_messages import TransferMetadata
 from tandem.transfer.agents.group import TransferGroup
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.layout import KvLayout
+from tests.services import stands_still
 from tests.transfer import pools
 from tests.transfer.pools import LAYOUT, Pool
 
@@ -91,7 +91,7 @@ class PeerProcess:
     async def stop(self) -> None:
         """SIGSTOP; returns once every thread stands still."""
         os.kill(self.process.pid, signal.SIGSTOP)
-        while set(thread_states(self.process.pid)) != {"T"}:
+        while not stands_still(self.process.pid):
             await asyncio.sleep(0.002)
 
     def resume(self) -> None:
@@ -110,12 +110,6 @@ class PeerProcess:
                 self._heard.put_nowait(msgspec.convert(message["heard"], bytes))
             else:
                 self._answers.put_nowait(message["answer"])
-
-
-def thread_states(pid: int) -> list[str]:
-    """One letter per thread; a process counts as stopped before all of its threads are."""
-    stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
-    return [stat.rpartition(")")[2].split()[0] for stat in stats]
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,6 +18,7 @@ from tandem.runtime.errors import InvalidRequestError, ProtocolError, TransferEr
 from tandem.sdk.nixl import NixlConnector
 from tests.sdk.nixl import peer as nixl_peer
 from tests.sdk.nixl.peer import NUM_BLOCKS, caches
+from tests.services import stands_still
 
 T = TypeVar("T")
 Connect = Callable[..., NixlConnector]
@@ -57,13 +57,7 @@ class PeerProcess:
     def stand_still(self) -> None:
         """SIGSTOP; returns when no thread of it runs any more."""
         self.process.send_signal(signal.SIGSTOP)
-        threads = Path(f"/proc/{self.process.pid}/task")
-        eventually(
-            lambda: all(
-                stat.read_text().rpartition(")")[2].split()[0] == "T"
-                for stat in threads.glob("*/stat")
-            )
-        )
+        eventually(lambda: stands_still(self.process.pid))
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
