@@ -4,6 +4,7 @@
 """
 
 import runpy
+import signal
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -52,4 +53,6 @@ module("ray", remote=remote, get=get, init=lambda: None)
 module("ray.util", placement_group=placement_group)
 module("ray.util.scheduling_strategies", PlacementGroupSchedulingStrategy=lambda group: group)
 sys.argv = sys.argv[1:]
+# as in a terminal: a shell that runs its jobs in the background has them ignore it
+signal.signal(signal.SIGINT, signal.default_int_handler)
 runpy.run_path(sys.argv[0], run_name="__main__")

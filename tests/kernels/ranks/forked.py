@@ -71,7 +71,9 @@ def run(exchange: DeviceExchange) -> dict[str, list[torch.Tensor]]:
     own = whole.masked_fill((owners != rank).unsqueeze(1), torch.nan)
     exchange.share_rows(own, owners)
     found["rows"].append(own)
-    exchange._rounds.fill_(2**31 - NUM_DELAYED // 2)  # days later; rounds become negative
+    # Days later; rounds become negative. By an even number, else a rank would write at once where
+    # a late one still reads.
+    exchange._rounds.copy_(2**31 - NUM_DELAYED // 2 + exchange._rounds % 2)
     draw = random.Random(rank)
     for number in range(NUM_DELAYED):
         if draw.random() < 0.2:
