@@ -17,7 +17,7 @@ from tandem.transfer.handoff.sender import HandoffSender
 
 logger = logging.getLogger(__name__)
 
-TURN_S = 0.25  # a worker leaves tickets for so long because of its load; then it may take one
+TURN_S = 0.6  # a worker leaves tickets for so long because of its load; then it may take one
 GIVE_BACK_DELAY_S = 0.01  # so that another worker gets the ticket
 RECEIVE_TIMEOUT_S = 5.0  # of a single wait for a job at the queue
 EXCLUDED_DELAY_S = 0.05  # so that another prefill worker gets the ticket first
