@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class EppConfig(BaseModel):
-    """How `tandem epp` answers a Gateway."""
+    """Where `tandem epp` listens, and what it takes from a Gateway."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

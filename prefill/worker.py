@@ -173,9 +173,11 @@ class PrefillRole:
 
     async def _has_time(self) -> None:
         """Wait until no own prompt comes first and no other worker should take tickets."""
-        own = self._worker.own_prompts
-        while self._leaves_tickets() or not own.none.is_set():
-            await (own.none.wait() if not own.none.is_set() else asyncio.sleep(LEAVE_S))
+        while True:
+            await self._worker.own_prompts.none.wait()
+            if not self._leaves_tickets():
+                return
+            await asyncio.sleep(LEAVE_S)
 
     def _job(self, delivery: Delivery) -> Job:
         renew_interval_s = self._worker.settings.queue.ack_wait_s / 3

@@ -12,13 +12,13 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Literal
 
 from tandem.runtime.errors import TransferError
+from tandem.runtime.wire.dtypes import ELEMENT_BYTES
 from tandem.transfer.transport import Parts
 
 if TYPE_CHECKING:
     from tandem.transfer.transport import Pool
 
 LAYOUT_VERSION = 2
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 ChecksumName = Literal["xxh3", "mix64", "none"]
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tandem.runtime.errors import ConfigError
-from tandem.transfer.layout import ELEMENT_BYTES, KvLayout
+from tandem.runtime.wire.dtypes import ELEMENT_BYTES
+from tandem.transfer.layout import KvLayout
 from tandem.transfer.transport import Memory
 
 if TYPE_CHECKING:

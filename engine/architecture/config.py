@@ -14,8 +14,8 @@ from tandem.engine.architecture.mixture_config import MixtureConfig, read_mixtur
 from tandem.engine.architecture.quantization import Quantization, read_quantization
 from tandem.engine.architecture.rope_config import RopeConfig, read_ropes, with_positions
 from tandem.engine.architecture.spec import Architecture, TensorSpec
+from tandem.runtime.wire.dtypes import ELEMENT_BYTES
 
-DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}  # bytes of a number
 Activation = Literal["silu", "gelu_tanh"]
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
@@ -260,9 +260,9 @@ def _dtype(whole: JsonObject, config: JsonObject) -> str:
         for key in ("dtype", "torch_dtype"):
             if part.data.get(key):
                 name = str(part.data[key]).removeprefix("torch.")
-                if name not in DTYPES:
+                if name not in ELEMENT_BYTES:
                     raise part.error(
-                        key, f"{name!r} is not supported; supported: {', '.join(DTYPES)}"
+                        key, f"{name!r} is not supported; supported: {', '.join(ELEMENT_BYTES)}"
                     )
                 return name
     return "float32"

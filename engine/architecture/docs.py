@@ -4,10 +4,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tandem.engine.architecture.architectures import ARCHITECTURES, WITH_TEXT_CONFIG
-from tandem.engine.architecture.config import ACTIVATIONS, DTYPES
+from tandem.engine.architecture.config import ACTIVATIONS
 from tandem.engine.architecture.quantization import GROUP_SIZES
 from tandem.engine.architecture.rope_config import ROPE_KINDS
 from tandem.engine.architecture.spec import Architecture, Mixture
+from tandem.runtime.wire.dtypes import ELEMENT_BYTES
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 
@@ -168,7 +169,7 @@ def render() -> str:
     ]
     table = "\n".join(["| models | architecture | varies by |", "|---|---|---|", *rows])
     notes = _NOTES.format(
-        dtypes=_listed(DTYPES),
+        dtypes=_listed(ELEMENT_BYTES),
         activations=_listed(ACTIVATIONS),
         ropes=_listed(ROPE_KINDS),
         wrappers=_listed(f"`{name}`" for name in WITH_TEXT_CONFIG),

@@ -1,14 +1,15 @@
-"""How large a pool of KV blocks is: of one block, of a token, and of what a pool may hold."""
+"""The sizes of KV blocks and of pools of them; without PyTorch, which emulated workers lack."""
 
 import logging
 import math
 import mmap
 from typing import Any, Literal
 
-from tandem.engine.architecture.config import DTYPES, ModelConfig
+from tandem.engine.architecture.config import ModelConfig
 from tandem.engine.config import DeviceKind, EngineConfig
 from tandem.engine.schedule.windows import num_blocks_needed, num_tokens_within
 from tandem.runtime.errors import CapacityError, ConfigError
+from tandem.runtime.wire.dtypes import ELEMENT_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ def block_shape(config: ModelConfig, block_size: int) -> tuple[int, int, int, in
 
 def block_bytes(config: ModelConfig, block_size: int) -> int:
     """Return the bytes of one block across the layers of its group, in config.dtype."""
-    return math.prod(block_shape(config, block_size)) * DTYPES[config.dtype]
+    return math.prod(block_shape(config, block_size)) * ELEMENT_BYTES[config.dtype]
 
 
 def bytes_per_token(config: ModelConfig, num_tokens: int) -> int:

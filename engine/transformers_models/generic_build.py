@@ -12,7 +12,7 @@ from torch import nn
 from transformers.initialization import no_init_weights
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from tandem.engine.architecture.config import DTYPES, ModelConfig
+from tandem.engine.architecture.config import ModelConfig
 from tandem.engine.architecture.ends import eos_token_ids
 from tandem.engine.architecture.json_file import MOST, JsonObject, read_json
 from tandem.engine.architecture.layer_kinds import LayerKind
@@ -24,6 +24,7 @@ from tandem.engine.weights.checkpoint import Checkpoint
 from tandem.runtime.errors import ModelError, TandemError
 from tandem.runtime.membership.folder_files import weight_files
 from tandem.runtime.printable import one_line
+from tandem.runtime.wire.dtypes import ELEMENT_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ def _load_config(path: Path) -> ModelConfig:
     _refuse_calls(path, config, num_layers, calls)
     _refuse_masks(path, config, calls, max_positions)
     dtype = str(config.dtype or "float32").removeprefix("torch.")
-    if dtype not in DTYPES:
+    if dtype not in ELEMENT_BYTES:
         raise ModelError(f"{path}: dtype: {dtype} is not supported", param="dtype")
     head_dim = max(max(each.key_size, each.value_size) for each in calls)
     _check_size(path, "num_hidden_layers", num_layers)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pydantic import SecretStr
 
 HEADER = "x-tandem-worker"
+_KEY = HEADER.encode()
 _MAX_HEADER_BYTES = 256
 
 
@@ -24,7 +25,7 @@ class NamedWorkers:
 
     def named_in(self, headers: Mapping[bytes, bytes]) -> str:
         """Return the worker that a request names; empty without one, or with a wrong MAC."""
-        given = headers.get(HEADER.encode(), b"")
+        given = headers.get(_KEY, b"")
         if not given or len(given) > _MAX_HEADER_BYTES:
             return ""
         instance_id = given.decode("latin-1").partition(" ")[0]

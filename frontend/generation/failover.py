@@ -128,6 +128,7 @@ class Failover:
         context: RequestContext,
         deps: FrontendDeps,
         owner: str,
+        named: str = "",
     ) -> None:
         self._request_id = request_id
         self._model = model
@@ -140,7 +141,7 @@ class Failover:
         self._call: CallSpan | None = None  # the last one
         self._sent_s = 0.0  # perf_counter
         self.decision = RoutingDecision("", 0, "")  # the worker that was asked last
-        self.named = ""  # the worker to ask first, if it is a candidate; empty: the best one
+        self._named = named  # the worker to ask first, if it is a candidate; empty: the best one
 
     @property
     def instance_id(self) -> str:
@@ -194,7 +195,7 @@ class Failover:
         router, catalog = self._deps.router, self._deps.catalog
         num_blocks, hashes = sequence.blocks(router.heeds_prefix(candidates))
         target_s = sequence.ttft_target_s
-        named, self.named = self.named if self.named in candidates else "", ""
+        named, self._named = self._named if self._named in candidates else "", ""
         self.decision = router.choose(candidates, hashes, num_blocks, target_s, named)
         # Asked of the chosen one alone: a heartbeat is seldom late.
         if len(candidates) > 1 and catalog.is_quiet(self._model, self.instance_id):

@@ -163,8 +163,8 @@ def new_answer(plan: Plan, deps: FrontendDeps, owner: str, named: str) -> Answer
             num_top=None if body.prompt_logprobs is None else body.num_logprobs,
             lists_ids=bool(body.return_tokens_as_token_ids),
         )
-        failover = Failover(choice.request.request_id, model, plan.context, deps, owner)
-        failover.named = named if choice.index == 0 else ""
+        first = named if choice.index == 0 else ""
+        failover = Failover(choice.request.request_id, model, plan.context, deps, owner, first)
         return ChoiceRun(choice, text, failover)
 
     return Answer(plan, [new_run(choice) for choice in plan.choices], len(plan.choices))

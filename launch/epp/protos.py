@@ -20,7 +20,7 @@ _STRUCT = "google.protobuf.Struct"
 
 
 class Mode(IntEnum):
-    """How a Gateway sends a body."""
+    """The ways in which a Gateway sends a body."""
 
     NONE = 0
     STREAMED = 1

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from tandem.bench.client.record import RequestRecord
-from tandem.bench.load.metrics import Summary, meets, parse_slos, summarize
+from tandem.bench.load.metrics import Summary, meets, summarize
 from tandem.bench.load.places import share_remote
 from tandem.bench.report.console import say
 from tandem.bench.report.document import document, utc_now, write_document
@@ -29,7 +29,7 @@ from tandem.launch.simulation.cluster import Setup, VirtualCluster
 from tandem.launch.simulation.emulated import figures_of_profile, handoff_time_of
 from tandem.launch.simulation.layout import Layout, layouts_of
 from tandem.launch.simulation.load import PlannedRequest
-from tandem.launch.simulation.rates import highest_rate
+from tandem.launch.simulation.rates import both_targets, highest_rate
 from tandem.prefill.config import PrefillConfig
 from tandem.router.config import RouterConfig
 from tandem.runtime.errors import ConfigError, TandemError
@@ -76,13 +76,12 @@ class Options:
     output: Path | None = option(None, "JSON document", group="result")
 
     def __post_init__(self) -> None:
-        if set(self.slos) != {"ttft", "tpot"}:
-            raise ConfigError("--targets: a ttft and a tpot, as ttft:1000 tpot:20")
+        both_targets(self.targets)
 
     @property
     def slos(self) -> dict[str, float]:
         """The limits in ms."""
-        return parse_slos([self.targets])
+        return both_targets(self.targets)
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,6 +178,9 @@ class Handoffs:
             worker = next((each for each in self._helpers if self._takes(each, ticket)), None)
             if worker is None:
                 return
+            if not self._has_time(worker):  # it has its turn now, and the next one later
+                self._turned_s[worker] = self._clock.now_s
+                self._clock.after(TURN_S, self.offer)
             if self._gives_way(ticket, worker):
                 self._postpone(ticket)
                 continue
@@ -204,11 +207,7 @@ class Handoffs:
     def _has_turn(self, worker: VirtualWorker, ticket: Ticket) -> bool:
         """Return True for a busy worker that has taken none for long while this ticket waited."""
         since_s = max(ticket.queued_s, self._turned_s.get(worker, 0.0))
-        if worker is ticket.home or self._clock.now_s < since_s + TURN_S:
-            return False
-        self._turned_s[worker] = self._clock.now_s
-        self._clock.after(TURN_S, self.offer)
-        return True
+        return worker is not ticket.home and self._clock.now_s >= since_s + TURN_S
 
     def _gives_way(self, ticket: Ticket, worker: VirtualWorker) -> bool:
         is_last = len(self._queue) == 1 or ticket.num_ways_given == MAX_WAYS_GIVEN

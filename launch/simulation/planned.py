@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.bench.load.metrics import meets, parse_slos
+from tandem.bench.load.metrics import meets
 from tandem.bench.report.console import say
 from tandem.bench.report.options import option, parse
 from tandem.config.planner import PlannerConfig
@@ -19,6 +19,7 @@ from tandem.launch.simulation.arrivals import Arrivals, of_trace
 from tandem.launch.simulation.cluster import Setup, VirtualCluster
 from tandem.launch.simulation.layout import Layout, layouts_of
 from tandem.launch.simulation.load import PlannedRequest
+from tandem.launch.simulation.rates import both_targets
 from tandem.launch.simulation.worker import HandoffTime, WorkerFigures
 from tandem.prefill.config import PrefillConfig
 from tandem.router.config import RouterConfig
@@ -96,13 +97,12 @@ class Options:
     seed: int = option(1, "of lengths and arrivals")
 
     def __post_init__(self) -> None:
-        if set(self.slos) != {"ttft", "tpot"}:
-            raise ConfigError("--targets: a ttft and a tpot, as ttft:1000 tpot:20")
+        both_targets(self.targets)
 
     @property
     def slos(self) -> dict[str, float]:
         """The limits in ms."""
-        return parse_slos([self.targets])
+        return both_targets(self.targets)
 
 
 def arrivals_of(options: Options) -> Arrivals:

@@ -3,6 +3,9 @@
 import math
 from collections.abc import Callable
 
+from tandem.bench.load.metrics import parse_slos
+from tandem.runtime.errors import ConfigError
+
 STEP = 1.02  # rates are its powers
 FIRST_LEAP = 4  # steps, doubled until a rate is kept and a higher one is not
 LEAST_SHARE = 0.02
@@ -34,3 +37,11 @@ def highest_rate(keeps: Callable[[float], bool], guess: float) -> float:
         middle = (low + high) // 2
         low, high = (middle, high) if kept(middle) else (low, middle)
     return STEP**low
+
+
+def both_targets(text: str) -> dict[str, float]:
+    """Return the limits in ms of `ttft` and `tpot`. Raises ConfigError without either."""
+    slos = parse_slos([text])
+    if set(slos) != {"ttft", "tpot"}:
+        raise ConfigError("--targets: a ttft and a tpot, as ttft:1000 tpot:20")
+    return slos

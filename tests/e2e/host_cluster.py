@@ -108,6 +108,22 @@ class HostCluster:
         except TandemError:
             return None
 
+    async def set_policy(self, policy: str) -> None:
+        """Set `disagg.policy` as a user does, and wait until every worker has it."""
+        command = [*_command("config"), "set", "disagg.policy", policy, *self._join]
+        done = await asyncio.to_thread(
+            subprocess.run, command, env=self._environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+
+        async def is_set() -> bool:
+            report = await self.report()
+            workers = [each.worker for each in (report.instances if report else []) if each.worker]
+            found = [worker.details["disagg.policy"] for worker in workers]
+            return found == [policy] * len(self.workers)
+
+        await eventually(is_set, pause_s=0.2)
+
     async def has_forgotten_one(self) -> bool:
         """True when discovery has the workers of all hosts but one."""
         report = await self.report()

@@ -73,6 +73,19 @@ async def test_doctor_sends_bytes_from_its_host_to_each_worker(cluster: HostClus
     assert "kv link" in words, text
 
 
+async def test_by_default_short_prompts_are_computed_where_they_are_answered(
+    cluster: HostCluster, load: StreamLoad
+) -> None:
+    await cluster.set_policy("adaptive")
+    try:
+        async with load.running() as record:
+            await eventually(lambda: record.num_right >= 30)
+        record.judge("the default")
+    finally:
+        await cluster.set_policy("always_remote")
+    assert record.num_remote == 0 and len(record.why_local) == 1
+
+
 @pytest.mark.parametrize("kind", ["two hosts", "a host and the services", "a host", "loss"])
 async def test_a_network_that_fails_costs_no_answer(
     cluster: HostCluster, load: StreamLoad, kind: str

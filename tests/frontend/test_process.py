@@ -13,7 +13,7 @@ from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.local.child_process import PIPE, ChildProcess
 from tandem.runtime.store.discovery import watch_instances
 from tandem.runtime.store.etcd import EtcdDiscovery
-from tests.processes import output_of
+from tests.processes import joined, output_of
 
 PROGRAM = """
 import sys
@@ -34,26 +34,13 @@ async def start(config: RuntimeConfig) -> ChildProcess:
 
 
 async def test_it_joins_serves_and_leaves_at_sigterm(runtime_config: RuntimeConfig) -> None:
-    discovery = EtcdDiscovery(runtime_config)
-    await discovery.start()
     process = await start(runtime_config)
-    try:
-        view = watch_instances(discovery, runtime_config.namespace, "frontend")
-        await view.wait_for(lambda items: len(items) == 1, 60)
-        (instance,) = view.items.values()
-        async with httpx.AsyncClient(base_url=f"http://{instance.address}") as http:
-            assert (await http.get("/live")).status_code == 200
-            assert (await http.get("/health")).status_code == 503
-        process.signal(signal.SIGTERM)
-        await view.wait_for(lambda items: not items, 60)
-        _, log = await output_of(process)
-        assert process.exit_code == 0, log.decode()
-        assert b"Traceback" not in log, log.decode()
-    finally:
-        if process.exit_code is None:
-            process.kill()
-            await process.wait()
-        await discovery.close()
+    async with (
+        joined(process, runtime_config, "frontend") as instance,
+        httpx.AsyncClient(base_url=f"http://{instance.address}") as http,
+    ):
+        assert (await http.get("/live")).status_code == 200
+        assert (await http.get("/health")).status_code == 503
 
 
 async def test_without_nats_it_ends_with_the_address_it_tried(

@@ -306,7 +306,7 @@ def test_an_idle_worker_that_seems_slow_is_tried_now_and_then() -> None:
 def test_a_worker_that_seems_slow_is_tried_where_it_is_no_shorter_and_bearable(
     per_step_s: float, is_bearable: bool
 ) -> None:
-    """Where it is not bearable it is tried now and then all the same."""
+    """One that seems too slow to bear is still tried now and then, since it may seem so wrongly."""
     slow = replace(COSTS, prompt_s=(per_step_s, *COSTS.prompt_s[1:]))
     for overlaps, unbearable, is_tried in (
         ((0, 0), 0.5, is_bearable),

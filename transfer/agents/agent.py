@@ -153,9 +153,9 @@ class TransferAgent:
         parts `checked` of the local blocks, computed once `after` has happened; None: with none,
         and at once. The peer gets its result after the data of a WRITE; the caller gets it as the
         return value. Nothing is posted from `post_before` on (a `time.perf_counter()` reading: the
-        lease's end less its margin). After a TransferError nothing more of the transfer is sent,
-        and within one machine nothing of it can land any more; `connect` must come before the next
-        transfer. Cancelling the caller stops the waiting, not the transfer.
+        lease's end less its margin). After a TransferError nothing more of the transfer is posted,
+        but what was may still land (transfer/handoff/decode.py); `connect` must come before the
+        next transfer. Cancelling the caller stops the waiting, not the transfer.
         """
 
         def post(reactor: TransferReactor, future: asyncio.Future[bytes]) -> Steps:

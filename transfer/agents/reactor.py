@@ -1,10 +1,9 @@
 """The work of the transfer thread: peers, posted transfers and their ends. No threads, no asyncio.
 
 A failed transfer ends the connection to its peer: nothing more of the transfer and its siblings is
-sent then. Within one machine nothing can land later either; what goes to another one may still be
-on its way (transfer/handoff/decode.py). On a GPU copies between processes wait on streams that a
-closed connection does not stop. There a failed transfer ends when everything has run that the
-device had been given by then.
+posted then; what was may still be on its way (transfer/handoff/decode.py). On a GPU copies between
+processes wait on streams that a closed connection does not stop. There a failed transfer ends when
+everything has run that the device had been given by then.
 """
 
 import logging

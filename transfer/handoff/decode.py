@@ -347,7 +347,8 @@ class DecodeHandoff:
     @property
     def _quiet_at(self) -> float:
         """The time after which nothing can land, whatever became of the claimant."""
-        return self._lease_until + (LATE_BYTES_S if self._is_afar else self._grace_s)
+        late_s = max(LATE_BYTES_S, self._grace_s) if self._is_afar else self._grace_s
+        return self._lease_until + late_s
 
     @property
     def _claimant_name(self) -> str:

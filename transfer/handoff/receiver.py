@@ -104,6 +104,7 @@ class HandoffReceiver:
         self._aio = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._is_finished = False
+        self._expects = False  # KV that may still count: the transfer thread polls often for it
 
     @property
     def is_unclaimed(self) -> bool:
@@ -121,6 +122,7 @@ class HandoffReceiver:
         if isinstance(answer, ClaimRefused):
             return False
         if was_unclaimed:
+            self._expects = True
             self._group.expect(+1)
         self._timeline.mark("claimed")
         self.owner.on_claimed(claimant)
@@ -210,6 +212,9 @@ class HandoffReceiver:
                     self.owner.on_cancelled(quarantined=quarantined)
                 case ReleaseQuarantined(block_ids):
                     self.owner.on_released(list(block_ids))
+        if self._expects and not self.machine.is_live:
+            self._expects = False
+            self._group.expect(-1)
         self._schedule_tick()
 
     async def _verify(self, verify: Verify) -> None:
@@ -252,7 +257,9 @@ class HandoffReceiver:
     async def _watch_claimant(self) -> None:
         """End a quarantine early if the claimant is dead; prolong it while it is stopped."""
         machine, claimant = self.machine, self._claimant
-        while claimant is not None and not self.ended.is_set():
+        if claimant is None or not is_here(claimant):
+            return  # nothing can be seen of it
+        while not self.ended.is_set():
             if is_dead(claimant):
                 self.run(machine.peer_gone(claimant.instance_id, claimant.epoch))
                 return
@@ -288,8 +295,6 @@ class HandoffReceiver:
         if self._is_finished:
             return
         self._is_finished = True
-        if self.machine.claimant is not None:
-            self._group.expect(-1)
         self._end()
         self._server.remove(self)
         self.owner.on_ended()

@@ -346,6 +346,17 @@ def test_a_failed_write_of_another_machine_may_land_after_it_has_settled() -> No
     assert complete.settled(settled(1, 0, "cancelled"), 1.0) == [ReleaseQuarantined(FILL)]
 
 
+def test_another_machine_has_the_grace_where_that_is_longer() -> None:
+    grace_s = LATE_BYTES_S + 1.0
+    handoff = DecodeHandoff(
+        ID, 1, GRANT, deadline=20.0, grace_ms=round(grace_s * 1e3), num_layers=len(WHOLE)
+    )
+    handoff.published()
+    handoff.claim(CLAIM, 0.0, is_afar=True)
+    handoff.cancel()
+    assert handoff.next_tick == 10.0 + grace_s
+
+
 def test_a_lease_of_another_machine_that_runs_out_leaves_blocks_that_may_be_written() -> None:
     handoff = claimed(is_afar=True)
     assert handoff.next_tick == 12.0

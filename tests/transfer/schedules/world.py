@@ -158,7 +158,7 @@ class World(DecodeSide):
             self.writes.remove(write)
 
     def end_stray(self, write: Write, *, lands: bool) -> None:
-        """The last of a failed write lands, or is lost. Nobody is told."""
+        """What is left of a failed write lands, or is lost; there is no notice of either."""
         self.stray.remove(write)
         if lands:
             self.move(write, len(write.posted.ordinals))

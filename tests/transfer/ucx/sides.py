@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
 from tandem.runtime.local.child_process import DEATHWATCH
 from tandem.transfer.transport import BlockGrid, Parts
 from tandem.transfer.ucx.transport import UcxTransport
+from tests.services import stands_still
 
 BLOCK = 4096
 WHOLE: Parts = ((0, BLOCK),)
@@ -87,7 +87,7 @@ class Peer:
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
         if number == signal.SIGSTOP:
-            until(lambda: psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED)
+            until(lambda: stands_still(self.process.pid))
 
     def kill(self) -> None:
         self.process.kill()
