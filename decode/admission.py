@@ -33,6 +33,7 @@ MAX_WAYS_GIVEN = 8  # by one ticket
 class PrefillSide:
     """This worker and the prefill side, as far as a placement depends on them."""
 
+    receives_kv: bool = True  # False: this worker computes all of its prompts
     num_instances: int = 0
     num_silent: int = 0  # of these: they have not reported their load lately
     queue_connected: bool = False
@@ -48,6 +49,7 @@ class PlacementCause(StrEnum):
 
     ASKED = "asked"
     PROMPT_LOGPROBS = "prompt_logprobs"
+    KV_APART = "kv_apart"
     POLICY = "policy"
     NO_PREFILL_WORKER = "no_prefill_worker"
     QUEUE_LOST = "queue_lost"
@@ -68,6 +70,8 @@ class PlacementCause(StrEnum):
 _REASONS = {
     PlacementCause.ASKED: "asked for by the request",
     PlacementCause.PROMPT_LOGPROBS: "the prompt's log probabilities are wanted",
+    PlacementCause.KV_APART: "each GPU of this model keeps the KV of its own heads, and none "
+    "receives it from elsewhere",
     PlacementCause.POLICY: "policy {0.policy}",
     PlacementCause.NO_PREFILL_WORKER: "no prefill worker",
     PlacementCause.QUEUE_LOST: "the prefill queue is not reachable",
@@ -250,6 +254,8 @@ def _decide(
         return Decision("local", PlacementCause.ASKED)
     if placement is None and config.policy == Policy.ALWAYS_LOCAL:
         return Decision("local", PlacementCause.POLICY, config.policy)
+    if not side.receives_kv:
+        return Decision("local", PlacementCause.KV_APART)
     if side.num_instances == 0:
         return Decision("local", PlacementCause.NO_PREFILL_WORKER)
     if not side.queue_connected:

@@ -31,6 +31,7 @@ class EmulatedRunner:
 
     device_kind: DeviceKind = "gpu"
     followers = None  # the profile of a width stands for all its ranks
+    has_whole_pool = True
 
     def __init__(self, config: EngineConfig) -> None:
         assert config.emulate is not None

@@ -33,8 +33,9 @@ class EngineConfig(BaseModel):
     )
     device: str = Field(
         default="auto",
-        pattern=r"^(auto|cpu|cuda:\d+)$",
-        description="auto: cuda:0 where there is one",
+        pattern=r"^(auto|cpu|cuda:\d+(,\d+)*)$",
+        description="auto: cuda:0 where there is one. Of ranks the first's, which the next follow, "
+        "or as in cuda:0,2 one for each",
     )
     block_size: int | None = Field(
         default=None,
@@ -125,12 +126,13 @@ class EngineConfig(BaseModel):
         ge=1,
         le=8,
         description="processes that compute the model together, each with a share of its heads, "
-        "widths and vocabulary (tensor parallelism); above 1 on CPUs only",
+        "widths and vocabulary (tensor parallelism): on CPUs, or on a GPU each",
     )
-    tp_invariant: bool = Field(
-        default=True,
+    tp_invariant: bool | None = Field(
+        default=None,
         description="add up in an order that no `tp` changes: all widths give the same bits. Off: "
-        "in the order of its own `tp`, and it works with workers of the same `tp` alone",
+        "in the order of its own `tp`, and it works with workers of the same `tp` alone. None: on "
+        "a CPU",
     )
     kernels: Literal["auto", "c", "torch", "triton"] = Field(
         default="auto",

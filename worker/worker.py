@@ -24,7 +24,7 @@ from tandem.queue.deployment import deployment_id
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.runtime.bus.events import load_subject
 from tandem.runtime.context import RequestContext
-from tandem.runtime.errors import InvalidRequestError
+from tandem.runtime.errors import ConfigError, InvalidRequestError
 from tandem.runtime.membership.model_files import weights_fingerprint
 from tandem.runtime.membership.node import Node
 from tandem.runtime.plane.server import Responder
@@ -53,6 +53,10 @@ logger = logging.getLogger(__name__)
 MAX_FRAME_BYTES = 16 * 1024 * 1024  # of requests: a prompt of four million tokens
 EXIT_DEVICE_LOST = 72  # the GPU answers this process no more
 _LEAVE_S = 1.0
+_NO_PREFILL = (
+    "a worker whose model is shared among GPUs computes prompts for itself alone: each GPU keeps "
+    "the KV of its own heads, and hands none over"
+)
 _decode_change = decoder(RoleChange, InvalidRequestError)
 
 
@@ -69,7 +73,7 @@ class Worker:
             engine = engine.with_step_tokens(DECODE_STEP_TOKENS)
         self.settings = settings
         self.lifecycle = Lifecycle(drain_timeout_s=runtime.drain_timeout_s)
-        self.engine = build_in_thread(partial(_build_engine, engine))
+        self.engine = build_in_thread(partial(_build_engine, engine, role))
         runner = cast("ModelRunner | EmulatedRunner", self.engine.runner)  # see _runner
         self._emulated = runner if isinstance(runner, EmulatedRunner) else None
         self._followers = runner.followers
@@ -96,6 +100,9 @@ class Worker:
             Path(engine.model), reads_weights=engine.emulate is None
         )
         self._kv_form = self.engine.runner.model_config.kv_form
+        self.has_whole_pool = runner.has_whole_pool
+        if not self.has_whole_pool:  # a transfer would see the heads of one rank: none fits
+            self._kv_form += f", on {engine.tp} GPUs of worker {node.instance_id} alone"
         self.deployment = deployment_id(
             runtime.namespace,
             settings.model_name,
@@ -210,7 +217,10 @@ class Worker:
     async def _change_role(
         self, payload: bytes, context: RequestContext, answer: Responder
     ) -> None:
-        await self.roles.change(_decode_change(payload).role)
+        role = _decode_change(payload).role
+        if role == "prefill" and not self.has_whole_pool:
+            raise InvalidRequestError(f"{self.node.instance_id}: {_NO_PREFILL}", param="role")
+        await self.roles.change(role)
         answer.send(encode(await self._worker_status()))
 
     def _on_device_lost(self, error: DeviceLostError) -> None:
@@ -282,17 +292,21 @@ class Worker:
         return load.report(self.node.instance_id, self.node.epoch, self.role)
 
 
-def _runner(config: EngineConfig) -> "ModelRunner | EmulatedRunner":
+def _runner(config: EngineConfig, role: WorkerRole) -> "ModelRunner | EmulatedRunner":
     if config.emulate is not None:
         return EmulatedRunner(config)
     # Imported here: torch takes 220 MiB, and an emulated worker does without it.
     from tandem.engine.execution.model_runner import ModelRunner
+    from tandem.engine.execution.resolve import device_of
 
+    if role == "prefill" and config.tp > 1 and device_of(config.device).type != "cpu":
+        reason = f"tp {config.tp}: {_NO_PREFILL}; start it with `tandem worker`, or with --gpu cpu"
+        raise ConfigError(reason, param="tp")
     return ModelRunner(config)
 
 
-def _build_engine(config: EngineConfig) -> Engine:
-    engine = Engine(config, _runner(config))
+def _build_engine(config: EngineConfig, role: WorkerRole) -> Engine:
+    engine = Engine(config, _runner(config, role))
     measure_costs(engine)
     return engine
 

@@ -107,7 +107,7 @@ def message(_: Path, _num_rounds: int) -> Iterator[Figure]:
     with leader, follower, follower.makefile("rb") as file:
 
         def pass_on() -> None:
-            sent = StepMessage.of(1, step, changes, table, ())
+            sent = StepMessage.of(1, step, changes, table)
             send(leader, msgspec.msgpack.encode(sent))
             data = receive(file)
             assert data is not None

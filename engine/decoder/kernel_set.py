@@ -20,6 +20,7 @@ from tandem.kernels.reference.linear import Linear, activation_dtype
 from tandem.kernels.reference.paged_attention import plan_decode
 from tandem.kernels.reference.prefill_attention import plan_prefill
 from tandem.kernels.reference.quantized import Matrix
+from tandem.kernels.reference.segments import Multiply, multiply_in_float32
 from tandem.runtime.errors import ConfigError
 
 FEW_TOKENS = 64  # of a step; a product for so many is bound by the weights it reads
@@ -116,6 +117,14 @@ class Kernels:
     # second size, and of the vocabulary; None: pack_linear.
     pack_output: Callable[[Matrix, Size], Linear] | None = None
     pack_head: Callable[[Matrix], Linear] | None = None
+    # x @ weight.T in float32, of which ranks make a product in segments; None: C has its own.
+    multiply_in_float32: Multiply | None = None
+    # The product with some rows of a matrix of so many, in the order of sums that all have; None:
+    # pack_linear, whose order is one, or any.
+    pack_share: Callable[[Matrix, int], Linear] | None = None
+    # Products of which ranks have some rows each, by the name of the matrix's first size; None:
+    # pack_linear.
+    pack_rows: Callable[[Matrix, Size], Linear] | None = None
     step_options: Callable[[Batch, torch.Tensor, torch.Tensor, int, int], StepOptions] = _no_options
 
 
@@ -186,6 +195,14 @@ def load_kernels(
         own["activation_dtype"] = activation_dtype
     if kind == "torch":
         own["step_options"] = _reference_options
+    if kind == "triton":
+        own["multiply_in_float32"] = (
+            partial(find("linear", "multiply"), out_dtype=torch.float32)
+            if deterministic
+            else multiply_in_float32
+        )
+        if deterministic:
+            own["pack_share"] = find("linear", "pack_share")
     if kind == "triton" and cascade_attention:
         own["step_options"] = partial(_cascade_options, find("paged_attention", "plan_prefixes"))
     if kind == "triton" and (deterministic or fused_products):

@@ -75,13 +75,15 @@ class LayerPacker:
             rope_table=rope_table,
             query_scales=query_scales(kind.rope, len(rope_table), self.dtype, rope_table.device),
             attention=attention_options(kind.window, self.config.attention_cap, layer.sinks),
-            qkv=self._linear(layer.qkv, layer.qkv_bias),
+            qkv=self._rows(layer.qkv, "qkv_size", layer.qkv_bias),
             qk_norm=self.norm(layer.qk_norm),
             wide_qk_norm=None if q_norm is None or k_norm is None else (q_norm, k_norm),
             output=self._output(layer.output, "q_size", layer.output_bias, residual),
             attention_out_norm=self.norm(layer.attention_out_norm),
             post_norm=self.norm(layer.post_norm),
-            gate_up=self._linear_if_any(layer.gate_up, layer.gate_up_bias),
+            gate_up=None
+            if layer.gate_up is None
+            else self._rows(layer.gate_up, "gate_up_size", layer.gate_up_bias),
             down=None
             if layer.down is None
             else self._output(layer.down, down_size, layer.down_bias, residual),
@@ -103,6 +105,11 @@ class LayerPacker:
         self, weight: Matrix, bias: torch.Tensor | None = None, factor: float = 1.0
     ) -> Linear:
         return scaled(with_bias(self.kernels.pack_linear(weight), bias, self.dtype), factor)
+
+    def _rows(self, weight: Matrix, out_size: Size, bias: torch.Tensor | None) -> Linear:
+        if self.kernels.pack_rows is None:
+            return self._linear(weight, bias)
+        return with_bias(self.kernels.pack_rows(weight, out_size), bias, self.dtype)
 
     def _linear_if_any(
         self, weight: Matrix | None, bias: torch.Tensor | None = None

@@ -5,17 +5,21 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 
 import msgspec
+import torch
 
+from tandem.engine.architecture.shard import Shard
 from tandem.engine.config import EngineConfig
 from tandem.engine.execution.model_code import choose_model_config
 from tandem.engine.execution.model_runner import ModelRunner
 from tandem.engine.execution.resolve import resolve
+from tandem.engine.ranks.apart import ApartRank
 from tandem.engine.ranks.channel import Read, ReadyMessage, StartMessage, receive, send
-from tandem.engine.ranks.rank import Rank, SharedFiles
+from tandem.engine.ranks.rank import Rank
 from tandem.engine.ranks.step_message import StepMessage
-from tandem.kernels.cpu.ranks import MissingRankError
+from tandem.kernels.ranks.missing import MissingRankError
 from tandem.runtime.errors import TandemError
 from tandem.runtime.process.logs import setup_logging
 
@@ -43,15 +47,24 @@ def _build(start: StartMessage, channel: socket.socket, file: Read) -> ModelRunn
     """Build the runner of this rank's share. Raises TandemError, before or after it is ready."""
     config = EngineConfig.model_validate_json(start.config)
     _, model = resolve(config, choose_model_config(config.model, config.model_impl))
-    files = SharedFiles(start.exchange_file, start.pool_file)
+    shard = Shard(model, config.tp, start.rank)
 
     def ready() -> None:
         send(channel, msgspec.msgpack.encode(ReadyMessage()))
         if receive(file) is None:
             raise ConnectionAbortedError("rank 0 has ended")
 
-    where = config.tp, start.rank, start.num_segments, files, start.leader_pid
-    return ModelRunner(config, rank=Rank(model, *where, ready))
+    return ModelRunner(config, rank=_rank(start, shard, config.device, ready))
+
+
+def _rank(start: StartMessage, shard: Shard, device: str, ready: Callable[[], None]) -> Rank:
+    if start.exchange_file is None or start.pool_file is None:
+        return ApartRank(shard, torch.device(device), start.folder, ready)
+    # Not at the top: it loads the kernels in C.
+    from tandem.engine.ranks.shared_memory import SharedFiles, SharedRank
+
+    files = SharedFiles(start.exchange_file, start.pool_file)
+    return SharedRank(shard, files, start.leader_pid, ready)
 
 
 def main() -> None:

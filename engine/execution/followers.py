@@ -8,23 +8,31 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import msgspec
+import torch
 
 from tandem.engine.architecture.config import ModelConfig
+from tandem.engine.architecture.shard import Shard
 from tandem.engine.batch.batch import PackedStep
 from tandem.engine.batch.rows import BatchRows, RowChanges
 from tandem.engine.config import EngineConfig
+from tandem.engine.ranks.apart import ApartRank
 from tandem.engine.ranks.channel import ReadyMessage, StartMessage, receive, send
-from tandem.engine.ranks.rank import Rank, SharedFiles
+from tandem.engine.ranks.rank import Rank
 from tandem.engine.ranks.step_message import StepMessage
 from tandem.engine.step.outcome import DeviceLostError
-from tandem.kernels.cpu.ranks import MissingRankError
+from tandem.kernels.ranks.missing import MissingRankError
 from tandem.runtime.errors import ModelError
 from tandem.runtime.process.logs import log_format
+
+if TYPE_CHECKING:
+    from tandem.engine.ranks.shared_memory import SharedFiles
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +42,7 @@ MODULE = "tandem.engine.execution.follower"
 # A rank that a signal has stopped may go on: a shell stops all of a job, and continues all.
 STOPPED_S = 1.0
 LOOK_S = 0.05  # between looks at a stopped one
+NOTICED_S = 2.0  # in which the end of a process is
 END_S = 5.0  # of a rank whose channel is closed
 REASON_S = 30.0  # in which a process that closed its channel has ended, and its watcher knows how
 
@@ -45,12 +54,25 @@ class Followers:
     later call raises DeviceLostError. `close` ends them, and may be called more than once.
     """
 
-    def __init__(self, config: EngineConfig, model: ModelConfig, num_segments: int) -> None:
-        self._files = SharedFiles.create(model, config.tp)
-        where = config.tp, 0, num_segments, self._files, os.getpid()
-        self.rank = Rank(model, *where, self._wait_until_ready)
+    def __init__(
+        self, config: EngineConfig, model: ModelConfig, num_segments: int, devices: Sequence[str]
+    ) -> None:
+        """Start a rank on each of `devices` after the first, which is that of this process."""
+        self._stack = ExitStack()  # of what the ranks have in common
+        self._files: SharedFiles | None = None
+        self._folder = ""
+        shard = Shard(model, config.tp, 0)
+        self.rank: Rank
+        if are_apart(config):
+            folder = TemporaryDirectory(prefix="tandem-ranks-", ignore_cleanup_errors=True)
+            self._folder = self._stack.enter_context(folder)
+            where = shard, torch.device(devices[0]), self._folder
+            self.rank = ApartRank(*where, self._wait_until_ready)
+        else:
+            self.rank = self._shared_rank(shard)
         self._num_steps = 0
         self._lost: str | None = None  # the reason
+        self._has_lost = threading.Event()
         self._on_lost: Callable[[DeviceLostError], None] | None = None
         self._lock = threading.Lock()  # of the two above
         self._is_closing = threading.Event()
@@ -59,10 +81,19 @@ class Followers:
         self._channels: list[socket.socket] = []
         try:
             for rank in range(1, config.tp):
-                self._start(config, rank, num_segments)
+                on_device = config.model_copy(update={"device": devices[rank]})
+                self._start(on_device, rank, num_segments)
         except BaseException:
             self.close()
             raise
+
+    def _shared_rank(self, shard: Shard) -> Rank:
+        # Not at the top: it loads the kernels in C.
+        from tandem.engine.ranks.shared_memory import SharedFiles, SharedRank
+
+        self._files = SharedFiles.create(shard.whole, shard.size)
+        self._stack.callback(self._files.close)
+        return SharedRank(shard, self._files, os.getpid(), self._wait_until_ready)
 
     def _start(self, config: EngineConfig, rank: int, num_segments: int) -> None:
         ours, theirs = socket.socketpair()
@@ -71,7 +102,7 @@ class Followers:
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(), files.exchange, files.pool),
+                pass_fds=(theirs.fileno(), *([files.exchange, files.pool] if files else [])),
                 stdin=subprocess.DEVNULL,
             )
         self._processes.append(process)
@@ -80,8 +111,9 @@ class Followers:
             rank,
             num_segments,
             os.getpid(),
-            files.exchange,
-            files.pool,
+            files.exchange if files else None,
+            files.pool if files else None,
+            self._folder,
             "debug" if logger.isEnabledFor(logging.DEBUG) else "error",  # rank 0 says the rest
             log_format(),
         )
@@ -122,6 +154,8 @@ class Followers:
         table: BatchRows,
         announce: Announce | None,
         boundaries: Collection[int],
+        *,
+        is_recorded: bool = False,
     ) -> Iterator[Announce | None]:
         """Let all ranks compute a step, whose changes were applied here, beside the body.
 
@@ -132,7 +166,9 @@ class Followers:
         self.check()
         self._num_steps += 1
         boundaries = () if announce is None else boundaries
-        message = StepMessage.of(self._num_steps, step, changes, table, boundaries)
+        known = None if self.rank.draws_apart else table
+        where = self._num_steps, step, changes, known, boundaries
+        message = StepMessage.of(*where, is_recorded=is_recorded)
         data = msgspec.msgpack.encode(message)
         try:
             for channel in self._channels:
@@ -142,6 +178,8 @@ class Followers:
             self._lose(f"rank {error.rank} did not arrive in step {self._num_steps}")
             raise self._error() from error
         except Exception as error:
+            if self.rank.draws_apart:  # it may be that of a connection whose other end is gone
+                self._has_lost.wait(NOTICED_S)
             self._lose(f"rank 0 failed in step {self._num_steps}: {error}")
             raise self._error() from error
 
@@ -181,15 +219,17 @@ class Followers:
                 process.wait()
         self._processes.clear()
         self._channels.clear()
-        self._files.close()
+        self.rank.close()
+        self._stack.close()
 
     def _lose(self, reason: str) -> None:
         with self._lock:
             if self._lost is not None or self._is_closing.is_set():
                 return
             self._lost = reason
+            self._has_lost.set()
             on_lost = self._on_lost
-        self.rank.exchange.end()
+        self.rank.end_waiting()
         for process in list(self._processes):
             process.kill()
         if on_lost is not None:
@@ -218,6 +258,11 @@ class Followers:
             if os.waitid(os.P_PID, pid, os.WCONTINUED | os.WNOHANG) is not None:
                 return True
         return False
+
+
+def are_apart(config: EngineConfig) -> bool:
+    """Return True for ranks with the kernels of GPUs, which each have a pool of their heads."""
+    return config.kernels == "triton"
 
 
 def _event(found: "os.waitid_result | None") -> str:

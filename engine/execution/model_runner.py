@@ -1,9 +1,8 @@
 """The model on its device: weights, KV pool, and steps from chunks to tokens."""
 
-import ctypes
 import logging
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,8 @@ import torch
 
 from tandem.engine.architecture.config import ModelConfig
 from tandem.engine.architecture.rope import rope_tables
-from tandem.engine.batch.batch import pack_step, started_blocks
+from tandem.engine.batch.batch import PackedStep, pack_step, started_blocks
+from tandem.engine.batch.rows import RowChanges
 from tandem.engine.config import EngineConfig, batch_sizes
 from tandem.engine.decoder.any_model import AnyModel
 from tandem.engine.decoder.decoder import Model
@@ -19,14 +19,16 @@ from tandem.engine.decoder.kernel_set import Kernels, load_kernels
 from tandem.engine.execution.model_code import choose_model_config
 from tandem.engine.execution.prebuild import prebuild
 from tandem.engine.execution.profile import StepProfile
-from tandem.engine.execution.resolve import resolve
+from tandem.engine.execution.resolve import rank_devices, resolve
 from tandem.engine.memory.budget import CudaMemory, kv_budget_bytes
+from tandem.engine.memory.host_memory import keep_freed_memory
 from tandem.engine.memory.kv_blocks import (
     choose_max_model_len,
     most_useful_blocks,
     num_blocks_within,
 )
 from tandem.engine.memory.kv_cache import KvCache, kind_of, memory_of
+from tandem.engine.ranks.rank import Rank, of_rank, with_segments
 from tandem.engine.ranks.widths import num_segments
 from tandem.engine.schedule.sequence import Chunk, OnLayers
 from tandem.engine.step.decode_graphs import CudaRecorder, DecodeGraphs, Recorder
@@ -35,18 +37,15 @@ from tandem.engine.step.launched import LaunchedStep, start_timing
 from tandem.engine.step.model_steps import ModelSteps
 from tandem.engine.step.sampler import HostTokens
 from tandem.engine.weights.weights import ModelWeights, load_weights
+from tandem.runtime.errors import ModelError
 
-if TYPE_CHECKING:  # it loads the kernels in C
+if TYPE_CHECKING:
     from tandem.engine.architecture.shard import Shard
-    from tandem.engine.ranks.rank import Rank
     from tandem.engine.ranks.step_message import StepMessage
 
 logger = logging.getLogger(__name__)
 
-# mallopt's parameters in glibc's malloc.h.
-M_TRIM_THRESHOLD = -1
-M_MMAP_THRESHOLD = -3
-M_ARENA_MAX = -8
+Announce = Callable[[int], None]  # of a number of layers whose K/V is stored
 
 
 class ModelRunner:
@@ -69,7 +68,7 @@ class ModelRunner:
         *,
         model_config: ModelConfig | None = None,
         weights: ModelWeights | None = None,
-        rank: "Rank | None" = None,
+        rank: Rank | None = None,
     ) -> None:
         stored = model_config or choose_model_config(config.model, config.model_impl)
         self.config, self.model_config = resolve(config, stored)
@@ -77,18 +76,21 @@ class ModelRunner:
         self.followers = None
         self._rank = rank
         if self.config.tp > 1 and rank is None:
-            # Not at the top: it loads the kernels in C, which not every machine has.
+            # Not at the top: one process alone does without.
             from tandem.engine.execution.followers import Followers
 
             assert weights is None and model_config is None, "the other ranks read the files"
-            self.followers = Followers(self.config, self.model_config, self._num_segments)
+            devices = rank_devices(config.device, self.config)
+            where = self.config, self.model_config, self._num_segments, devices
+            self.followers = Followers(*where)
             self._rank = self.followers.rank
+        self._draws = rank is None
         self._device = device = torch.device(self.config.device)
         self.device_kind = kind_of(device)
         torch.set_num_threads(config.num_threads())
         self._stream = None
         if device.type == "cpu":
-            _keep_freed_memory()
+            keep_freed_memory()
         else:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         # The reference kernels multiply masked slots by zero, so none of them may hold a NaN.
@@ -122,8 +124,13 @@ class ModelRunner:
 
     @property
     def kv_caches(self) -> tuple[KvCache]:
-        """The pool that all ranks share, as if there were one."""
+        """The pool that all ranks share, as if there were one; on GPUs, that of this rank."""
         return (self.kv_cache,)
+
+    @property
+    def has_whole_pool(self) -> bool:
+        """False where each rank keeps the KV of its own heads, on a device of its own."""
+        return self._rank is None or not self._rank.draws_apart
 
     def _build(self, weights: ModelWeights | None) -> None:
         """Make weights, model, KV pool and steps; resolve the pool's size."""
@@ -156,9 +163,11 @@ class ModelRunner:
             tables = rope_tables(model_config, longest, dtype, device)
             return Model(shard.config if shard else model_config, weights, tables, kernels)
 
+        rank = self._rank
+        pool_config = self._pool_config = rank.pool_config if rank else model_config
         if config.num_blocks is not None or device.type == "cpu":
             num_blocks = config.num_blocks or num_blocks_within(
-                config.kv_memory_bytes, model_config, config.block_size, memory_of(device)
+                config.kv_memory_bytes, pool_config, config.block_size, memory_of(device)
             )
             longest = choose_max_model_len(config, model_config, num_blocks, config.block_size)
             model = make_model(longest)
@@ -172,12 +181,11 @@ class ModelRunner:
             longest = config.max_model_len or model_config.max_position_embeddings
             model = make_model(longest)
             self._prebuild(weights, kernels, longest)
-            num_blocks = self._num_blocks_beside_steps(model, kernels, longest)
+            num_blocks = self._num_blocks_of_all(model, kernels, longest)
             longest = choose_max_model_len(config, model_config, num_blocks, config.block_size)
         self.config = config.model_copy(update={"num_blocks": num_blocks, "max_model_len": longest})
-        rank = self._rank
         self.kv_cache = KvCache(
-            model_config, num_blocks, config.block_size, device, rank.allocate if rank else None
+            pool_config, num_blocks, config.block_size, device, rank.allocate if rank else None
         )
         pool = self._own_heads(self.kv_cache.tensor)
         self._steps = ModelSteps(config, model_config, model, kernels, longest, pool)
@@ -185,11 +193,9 @@ class ModelRunner:
     def _of_ranks(self, kernels: Kernels) -> "tuple[Kernels, Shard | None]":
         """Return the kernels with the order of sums of the ranks, and this one's share."""
         if self._rank is not None:
-            return self._rank.kernels(kernels), self._rank.shard
+            return of_rank(kernels, self._rank, self._num_segments), self._rank.shard
         if self._num_segments == 1:
             return kernels, None
-        from tandem.engine.ranks.rank import with_segments
-
         return with_segments(kernels, self.model_config, self._num_segments), None
 
     def _own_heads(self, pool: torch.Tensor) -> torch.Tensor:
@@ -200,13 +206,28 @@ class ModelRunner:
         if weights is None or self.config.kernels != "triton":
             return
         try:
-            prebuild(self.config, self.model_config, weights, kernels, longest)
+            share = None if self._rank is None else self._rank.shard.config
+            prebuild(self.config, self.model_config, weights, kernels, longest, share)
         except Exception:
             logger.exception("kernels could not be built beside one another")
 
+    def _num_blocks_of_all(self, model: AnyModel, kernels: Kernels, longest: int) -> int:
+        """Return how many blocks fit every rank's GPU beside the largest steps."""
+        num_blocks = self._num_blocks_beside_steps(model, kernels, longest)
+        if self._rank is None:
+            return num_blocks
+        least = self._rank.least(num_blocks)
+        if least < num_blocks:
+            logger.warning(
+                "%s has memory for %d KV blocks, and another rank's for %d, which all then have: "
+                "see with nvidia-smi what else runs there",
+                *(self._device, num_blocks, least),
+            )
+        return least
+
     def _num_blocks_beside_steps(self, model: AnyModel, kernels: Kernels, longest: int) -> int:
         """Return how many blocks fit a GPU beside the largest steps, by running those."""
-        config, model_config = self.config, self.model_config
+        config = self.config
         assert config.block_size is not None
         memory = CudaMemory(self._device)
         profile = self._profile(model, kernels, longest)
@@ -217,13 +238,13 @@ class ModelRunner:
         budget = kv_budget_bytes(config, memory, reserve)
         memory_kind = memory_of(self._device)
         return min(
-            num_blocks_within(budget, model_config, config.block_size, memory_kind),
-            most_useful_blocks(config, model_config, config.block_size, longest),
+            num_blocks_within(budget, self._pool_config, config.block_size, memory_kind),
+            most_useful_blocks(config, self._pool_config, config.block_size, longest),
         )
 
     def _profile(self, model: AnyModel, kernels: Kernels, longest: int) -> StepProfile:
         parts = self.config, self.model_config, model, kernels, longest, self._device
-        return StepProfile(*parts, self._own_heads)
+        return StepProfile(*parts, self._own_heads, self._pool_config)
 
     @torch.inference_mode()
     def _record(self, recorder: Recorder | None) -> DecodeGraphs | None:
@@ -237,8 +258,13 @@ class ModelRunner:
         sizes = batch_sizes(min(config.max_num_seqs, config.max_num_batched_tokens))
         try:
             with noticing_device_loss(self._device):
-                return DecodeGraphs(self._steps, sizes, recorder)
+                return DecodeGraphs(self._steps, sizes, recorder, draws=self._draws)
         except RuntimeError as error:  # of torch: a worker without graphs is slower, and serves
+            if self._rank is not None:  # all ranks replay a step, or none
+                raise ModelError(
+                    f"decode steps are not recorded on {self._device}: {error}; "
+                    "with --engine.cuda_graphs=false they start slower, and need no recording"
+                ) from error
             logger.warning("decode steps are not recorded, and start slower: %s", error)
             return None
 
@@ -280,30 +306,53 @@ class ModelRunner:
             steps.batch_rows.apply(changes)
         if self._clears_started_blocks:
             self._clear(started_blocks(chunks, steps.batch_rows.num_groups, steps.block_size))
-        scores = None
-        if self._graphs is not None and on_layers is None and self._graphs.can_run(step):
-            sampled = self._graphs.run(step, plan)
-        else:
-            announce = None
-            if on_layers is not None:
-                announce = partial(_announce_layers, on_layers, self._device)
-            if self.followers is None:
-                sampled, scores = steps.run(step, plan, announce, boundaries)
+        is_recorded = self._graphs is not None and on_layers is None and self._graphs.can_run(step)
+        announce = None
+        if on_layers is not None:
+            announce = partial(_announce_layers, on_layers, self._device)
+        with self._together(step, changes, announce, boundaries, is_recorded) as announce:
+            if is_recorded:
+                assert self._graphs is not None
+                sampled, scores = self._graphs.run(step, plan), None
             else:
-                with self.followers.step(
-                    step, changes, steps.batch_rows, announce, boundaries
-                ) as announce_together:
-                    sampled, scores = steps.run(step, plan, announce_together, boundaries)
+                sampled, scores = steps.run(step, plan, announce, boundaries)
+            self._share_drawn(step)
         on_host = HostTokens(step.sampled, sampled, plan) if step.sampled else None
-        return LaunchedStep(self._device, timing, on_host, scores)
+        check = None if self.followers is None else self.followers.check
+        return LaunchedStep(self._device, timing, on_host, scores, check)
+
+    def _together(
+        self,
+        step: PackedStep,
+        changes: RowChanges | None,
+        announce: Announce | None,
+        boundaries: Collection[int],
+        is_recorded: bool,
+    ) -> AbstractContextManager[Announce | None]:
+        """Let the other ranks, where there are some, compute a step beside the body."""
+        if self.followers is None:
+            return nullcontext(announce)
+        parts = step, changes, self._steps.batch_rows, announce, boundaries
+        return self.followers.step(*parts, is_recorded=is_recorded)
+
+    def _share_drawn(self, step: PackedStep) -> None:
+        """Give the tokens that a step draws to the next one of every rank."""
+        if self._rank is not None and step.sampled_ends:
+            self._rank.share(self._steps.batch_rows.drawn)
 
     @torch.inference_mode()
     def follow(self, message: "StepMessage") -> None:
         """Compute this rank's part of a step of rank 0."""
         assert self._rank is not None
-        steps, exchange = self._steps, self._rank.exchange
-        steps.batch_rows.apply(message.changes())
-        steps.follow(message.step(), message.scored, lambda _: exchange.meet(), message.boundaries)
+        steps, exchange, step = self._steps, self._rank.exchange, message.step()
+        with self._on_stream():
+            steps.batch_rows.apply(message.changes())
+            if message.is_recorded:
+                assert self._graphs is not None
+                self._graphs.follow(step)
+            else:
+                steps.follow(step, message.scored, lambda _: exchange.meet(), message.boundaries)
+            self._share_drawn(step)
 
     def _clear(self, block_ids: list[int]) -> None:
         if block_ids:
@@ -327,18 +376,3 @@ def _announce_layers(on_layers: OnLayers, device: torch.device, num_layers: int)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
     on_layers(num_layers, event)
-
-
-def _keep_freed_memory() -> None:
-    """Make this process's malloc reuse large freed blocks rather than return them.
-
-    Every step allocates and frees the same megabytes. Mapping them anew costs a page fault per
-    4 KiB: a sampling step of 64 rows of 4,096 took 2.5 ms that way and 0.5 ms without. One arena,
-    because the arenas of other threads return memory above 64 MiB despite the thresholds: 512
-    prompt tokens took 0.5 s on the engine thread that way and 0.37 s without.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, 2**30)
-        mallopt(M_TRIM_THRESHOLD, 2**30)
-        mallopt(M_ARENA_MAX, 1)

@@ -36,18 +36,20 @@ def prebuild(
     weights: ModelWeights,
     kernels: Kernels,
     longest: int,
+    share: ModelConfig | None = None,
 ) -> None:
     """Build, or load from Triton's cache, the kernels of all steps of a model in native code.
 
-    The steps run over tensors without memory. While another process of this machine builds into
+    `weights` and KV are those of `share`, None: of the model. The steps run over tensors without
+    memory. While another process of this machine builds into
     the same cache, this one waits, and then finds the builds there.
     """
     from tandem.kernels.building import building  # Triton exists on Linux only
 
     dtype = getattr(torch, model_config.dtype)
     tables = rope_tables(model_config, longest, dtype, META)
-    model = Model(model_config, on_meta(weights), tables, kernels)
-    profile = StepProfile(config, model_config, model, kernels, longest, META)
+    model = Model(share or model_config, on_meta(weights), tables, kernels)
+    profile = StepProfile(config, model_config, model, kernels, longest, META, None, share)
     with alone_on_this_machine(cache_folder()):
         started = time.perf_counter()
         with building(len(os.sched_getaffinity(0))):

@@ -40,7 +40,8 @@ class StepProfile:
     """Steps of `model` over two blocks of their own; nothing else is read or written.
 
     `config` is a resolved one; `longest` is the number of tokens that one sequence may have.
-    `own_heads` returns the part of a pool that `model` reads and writes; None: all of it.
+    Their shape is that of `pool_config`, None: of `model_config`. `own_heads` returns the part of a
+    pool that `model` reads and writes; None: all of it.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class StepProfile:
         longest: int,
         device: torch.device,
         own_heads: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        pool_config: ModelConfig | None = None,
     ) -> None:
         assert config.block_size is not None and config.max_num_batched_tokens is not None
         self._config = config
@@ -63,7 +65,7 @@ class StepProfile:
         self._num_groups = len(model_config.layer_groups.windows)
         self._mask_logits = kernels.mask_logits
         dtype = getattr(torch, model_config.dtype)
-        shape = block_shape(model_config, config.block_size)
+        shape = block_shape(pool_config or model_config, config.block_size)
         pool = torch.zeros(2, *shape, dtype=dtype, device=device)
         self._pool = pool if own_heads is None else own_heads(pool)
         self._steps = ModelSteps(config, model_config, model, kernels, longest, self._pool)

@@ -19,17 +19,20 @@ def resolve(config: EngineConfig, stored: ModelConfig) -> tuple[EngineConfig, Mo
     Raises ConfigError for a device or kernels that this machine does not have, and for a `tp` that
     can't compute the model.
     """
-    device = _device(config.device)
+    device = device_of(config.device)
+    is_cpu = device.type == "cpu"
     dtype: str = config.dtype
     if dtype == "auto":
-        dtype = "float32" if device.type == "cpu" else stored.dtype
+        dtype = "float32" if is_cpu else stored.dtype
+    kernels, chosen = choose_kernels(config.kernels, device), config.tp_invariant
     resolved = config.with_step_tokens(STEP_TOKENS[kind_of(device)]).model_copy(
         update={
             "dtype": dtype,
             "device": str(device),
             "block_size": choose_block_size(config, kind_of(device)),
             "threads": config.num_threads(),
-            "kernels": choose_kernels(config.kernels, device),
+            "kernels": kernels,
+            "tp_invariant": kernels != "triton" if chosen is None else chosen,
         }
     )
     longest = config.max_model_len or stored.max_position_embeddings
@@ -40,15 +43,46 @@ def resolve(config: EngineConfig, stored: ModelConfig) -> tuple[EngineConfig, Mo
         )
     model = replace(stored, dtype=dtype, quantization=form).for_length(longest)
     check_width(resolved, model)
-    if not resolved.tp_invariant and num_segments(resolved, model) == resolved.tp:
+    has_own_sums = not resolved.tp_invariant and (kernels != "triton" or resolved.tp > 1)
+    if has_own_sums and num_segments(resolved, model) == resolved.tp:
         model = replace(model, sums_of_width=resolved.tp)
     return resolved, model
 
 
-def _device(name: str) -> torch.device:
+def rank_devices(name: str, resolved: EngineConfig) -> list[str]:
+    """Return the device of each rank, of a configuration that names it so.
+
+    Raises ConfigError where there are not as many.
+    """
+    if resolved.device == "cpu":
+        return ["cpu"] * resolved.tp
+    named = [int(index) for index in name.removeprefix("cuda:").split(",") if index.isdecimal()]
+    indexes = named
+    if len(named) < 2:
+        first = int(resolved.device.removeprefix("cuda:"))
+        indexes = list(range(first, first + resolved.tp))
+    if len(indexes) != resolved.tp or len(set(indexes)) != resolved.tp:
+        raise ConfigError(
+            f"device {name}: a model of {resolved.tp} ranks needs as many GPUs, each named once",
+            param="device",
+        )
+    num_gpus = torch.cuda.device_count()
+    if max(indexes) >= num_gpus:
+        asked = ", ".join(map(str, indexes))
+        raise ConfigError(
+            f"tp {resolved.tp} takes GPUs {asked}, and this process has {num_gpus}: name others "
+            "with --gpu, as in --gpu 0,1, or take a smaller --tp; "
+            "CUDA_VISIBLE_DEVICES may hide some",
+            param="tp",
+        )
+    return [f"cuda:{index}" for index in indexes]
+
+
+def device_of(name: str) -> torch.device:
+    """Return the device of engine.device, of several the first. Raises ConfigError without it."""
     if name == "auto":
         name = "cuda:0" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
+    device = torch.device(name.partition(",")[0])
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"device {name}: this machine has {torch.cuda.device_count()} GPUs", param="device"

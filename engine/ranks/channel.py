@@ -25,8 +25,9 @@ class StartMessage(msgspec.Struct, frozen=True):
     rank: int
     num_segments: int
     leader_pid: int
-    exchange_file: int  # file descriptors that the rank's process has too
-    pool_file: int
+    exchange_file: int | None  # file descriptors that the rank's process has too
+    pool_file: int | None
+    folder: str  # in which ranks with a device each meet; empty: those files are theirs
     log_level: str
     log_format: LogFormat
 

@@ -1,10 +1,9 @@
 """A rank of a model: its share of the weights, and its products, whose results the ranks join."""
 
-import mmap
-import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 import torch
 
@@ -12,22 +11,79 @@ from tandem.engine.architecture.config import ModelConfig
 from tandem.engine.architecture.shard import Shard, cut_unit
 from tandem.engine.architecture.spec import Size
 from tandem.engine.decoder.kernel_set import Kernels
-from tandem.kernels.cpu.experts import pack_experts
-from tandem.kernels.cpu.linear import pack_linear
-from tandem.kernels.cpu.ranks import BUFFER_BYTES, LINE_BYTES, RankExchange, shared_bytes
-from tandem.kernels.cpu.segments import SegmentedLinear, Segments
 from tandem.kernels.reference.experts import Experts, ExpertWeights
 from tandem.kernels.reference.linear import Linear
 from tandem.kernels.reference.quantized import Matrix
+from tandem.kernels.reference.segments import Multiply, Segments, pack_in_segments
 from tandem.runtime.errors import ModelError
 
-# The longest that a rank waits for another within a step, which is one product of one layer.
-PATIENCE_S = 60.0
-FLOAT_BYTES = 4
+
+class Exchange(Protocol):
+    """One rank's end of the exchanges, each of which all ranks make in the same order."""
+
+    def meet(self) -> None:
+        """Let what follows begin once every rank has come here."""
+
+    def add_up(self, part: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return the sum of all ranks' contiguous float32 parts, rounded once to `dtype`."""
+
+    def join_columns(self, part: torch.Tensor, starts: Sequence[int]) -> torch.Tensor:
+        """Return the ranks' columns [starts[rank], starts[rank + 1]) side by side at rank 0."""
+
+    def share_rows(self, rows: torch.Tensor, owners: torch.Tensor) -> None:
+        """Fill every row of `rows` with that of the rank that owns it."""
+
+    def waited_s(self) -> list[float]:
+        """Return how long each rank has waited for the others, as far as that is known."""
+
+    def end(self) -> None:
+        """Let this rank's waiting calls, and all later ones, end."""
+
+
+class Rank(Protocol):
+    """One rank in its own process, as the runner of its model sees it."""
+
+    shard: Shard
+    draws_apart: bool  # the tokens that rank 0 draws go from device to device
+
+    @property
+    def exchange(self) -> Exchange:
+        """The exchanges with the other ranks; after `ready`, where these hold no memory before."""
+
+    @property
+    def pool_config(self) -> ModelConfig:
+        """The configuration that says the size of the pool that `allocate` makes."""
+
+    @property
+    def allocate(self) -> Callable[[int, int], torch.Tensor] | None:
+        """The maker of the pool; None: memory of its own."""
+
+    def ready(self) -> None:
+        """Return once all ranks have their weights."""
+
+    def own_heads(self, pool: torch.Tensor) -> torch.Tensor:
+        """Return this rank's heads of a pool, as a view."""
+
+    def least(self, number: int) -> int:
+        """Return the least of all ranks' numbers."""
+
+    def share(self, drawn: torch.Tensor) -> None:
+        """Fill `drawn` with rank 0's, where `draws_apart`."""
+
+    def end_waiting(self) -> None:
+        """Let the exchanges end, whatever the other ranks do."""
+
+    def close(self) -> None:
+        """Give the exchanges' memory and connections back; no call is under way."""
 
 
 def with_segments(kernels: Kernels, model: ModelConfig, num_segments: int) -> Kernels:
     """Return `kernels` for one process that adds up as several would, in `num_segments`."""
+    if kernels.multiply_in_float32 is not None:
+        return _with_segments_on_gpu(kernels, kernels.multiply_in_float32, model, num_segments)
+    # Not at the top: it compiles the kernels.
+    from tandem.kernels.cpu.experts import pack_experts
+    from tandem.kernels.cpu.segments import SegmentedLinear
 
     def pack_output(weight: Matrix, in_size: Size) -> Linear:
         unit = cut_unit(model, in_size)
@@ -42,77 +98,52 @@ def with_segments(kernels: Kernels, model: ModelConfig, num_segments: int) -> Ke
     return replace(kernels, pack_output=pack_output, pack_experts=pack)
 
 
-@dataclass(frozen=True, slots=True)
-class SharedFiles:
-    """Open files without names: memory of all ranks, which ends with the last of them."""
+def _with_segments_on_gpu(
+    kernels: Kernels, multiply: Multiply, model: ModelConfig, num_segments: int
+) -> Kernels:
+    def pack_output(weight: Matrix, in_size: Size) -> Linear:
+        assert isinstance(weight, torch.Tensor)
+        unit = cut_unit(model, in_size)
+        segments = Segments(weight.shape[1], num_segments, 0, num_segments, unit)
+        product = pack_in_segments(weight, segments, multiply)
+        return lambda x: product(x).to(x.dtype)
 
-    exchange: int  # file descriptors
-    pool: int
-
-    @classmethod
-    def create(cls, model: ModelConfig, size: int) -> "SharedFiles":
-        """Create the files of a model of `size` ranks."""
-        exchange = os.memfd_create("tandem-ranks")
-        os.ftruncate(exchange, shared_bytes(size, _buffer_bytes(model, size)))
-        return cls(exchange, os.memfd_create("tandem-kv"))
-
-    def close(self) -> None:
-        os.close(self.exchange)
-        os.close(self.pool)
+    return replace(kernels, fused=None, pack_output=pack_output)
 
 
-class Rank:
-    """One rank in its own process; `ready` returns once all ranks have their weights."""
+def of_rank(kernels: Kernels, rank: Rank, num_segments: int) -> Kernels:
+    """Return `kernels` with the exchanges that a decoder of this rank's share needs."""
+    return _RankKernels(kernels, rank, num_segments).kernels()
 
-    def __init__(
-        self,
-        model: ModelConfig,
-        size: int,
-        index: int,
-        num_segments: int,
-        files: SharedFiles,
-        leader_pid: int,
-        ready: Callable[[], None],
-    ) -> None:
-        self.shard = Shard(model, size, index)
-        self.ready = ready
+
+class _RankKernels:
+    def __init__(self, kernels: Kernels, rank: Rank, num_segments: int) -> None:
+        self._kernels, self._rank, self._shard = kernels, rank, rank.shard
         self._num_segments = num_segments
-        self._pool_file = files.pool
-        buffer_bytes = _buffer_bytes(model, size)
-        memory = mmap.mmap(files.exchange, shared_bytes(size, buffer_bytes))
-        where = memory, index, size, buffer_bytes
-        self.exchange = RankExchange(*where, leader_pid, PATIENCE_S)
 
-    def allocate(self, num_bytes: int, _device_id: int) -> torch.Tensor:
-        """Return the pool of all ranks, as bytes: a block has the layout of a single process."""
-        os.ftruncate(self._pool_file, num_bytes)
-        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-        return torch.frombuffer(mmap.mmap(self._pool_file, num_bytes, flags), dtype=torch.uint8)
-
-    def own_heads(
-        self,
-        pool: torch.Tensor,  # [num_blocks, group_size, 2, num_kv_heads, block_size, head_dim]
-    ) -> torch.Tensor:
-        """Return this rank's heads of a pool, as a view.
-
-        Ranks that share a head store the same bytes, each before it reads them.
-        """
-        heads = self.shard.kv_heads
-        return pool[:, :, :, heads.start : heads.stop]
-
-    def kernels(self, kernels: Kernels) -> Kernels:
-        """Return `kernels` with the exchanges that a decoder of this rank's share needs."""
+    def kernels(self) -> Kernels:
         return replace(
-            kernels,
-            embed=partial(self._embed, kernels.embed),
+            self._kernels,
+            embed=self._embed,
+            fused=None,  # these add a part to the residual stream, before it is a sum
             pack_output=self._pack_output,
             pack_experts=self._pack_experts,
             pack_head=self._pack_head,
+            pack_rows=self._pack_rows,
         )
 
     def _pack_output(self, weight: Matrix, in_size: Size) -> Linear:
-        product = SegmentedLinear(weight, self._segments(in_size), torch.float32)
-        return lambda x: self.exchange.add_up(product(x), x.dtype)
+        product, rank = self._pack_part(weight, self._segments(in_size)), self._rank
+        return lambda x: rank.exchange.add_up(product(x), x.dtype)
+
+    def _pack_part(self, weight: Matrix, segments: Segments) -> Linear:
+        multiply = self._kernels.multiply_in_float32
+        if multiply is not None:
+            assert isinstance(weight, torch.Tensor)
+            return pack_in_segments(weight, segments, multiply)
+        from tandem.kernels.cpu.segments import SegmentedLinear
+
+        return SegmentedLinear(weight, segments, torch.float32)
 
     def _pack_experts(self, experts: ExpertWeights) -> Experts:
         forms = {isinstance(part, torch.Tensor) for part in (experts.gate_up, experts.down)}
@@ -120,33 +151,39 @@ class Rank:
             raise ModelError(
                 "experts of which a part is quantized are computed by one process (tp 1)"
             )
-        add_up = partial(self.exchange.add_up, dtype=torch.float32)
+        from tandem.kernels.cpu.experts import pack_experts
+
+        add_up = partial(self._rank.exchange.add_up, dtype=torch.float32)
         return pack_experts(experts, self._segments("expert_size"), add_up)
 
     def _segments(self, in_size: Size) -> Segments:
-        model, count = self.shard.whole, self._num_segments // self.shard.size
-        where = self._num_segments, self.shard.index * count, count, cut_unit(model, in_size)
+        shard = self._shard
+        model, count = shard.whole, self._num_segments // shard.size
+        where = self._num_segments, shard.index * count, count, cut_unit(model, in_size)
         return Segments(getattr(model, in_size), *where)
 
+    def _pack_rows(self, weight: Matrix, out_size: Size) -> Linear:
+        pack_share = self._kernels.pack_share
+        if pack_share is None:
+            return self._kernels.pack_linear(weight)
+        num_rows: int = getattr(self._shard.whole, out_size)
+        return pack_share(weight, num_rows)
+
     def _pack_head(self, weight: Matrix) -> Linear:
-        linear, starts = pack_linear(weight), self.shard.vocab_starts
-        return lambda hidden: self.exchange.join_columns(linear(hidden), starts)
+        linear, starts = self._pack_rows(weight, "vocab_size"), self._shard.vocab_starts
+        rank = self._rank
+        return lambda hidden: rank.exchange.join_columns(linear(hidden), starts)
 
     def _embed(
         self,
-        embed: Callable[..., None],
         token_ids: torch.Tensor,  # [num_tokens]
         table: torch.Tensor,  # [tokens of this rank, hidden_size]
         out: torch.Tensor,  # [num_tokens, hidden_size]
     ) -> None:
-        starts = torch.tensor(self.shard.vocab_starts)
-        owners = torch.bucketize(token_ids, starts[1:-1], right=True)
-        mine = (token_ids - starts[self.shard.index]).clamp_(0, len(table) - 1)
-        embed(mine, table, out)
-        self.exchange.share_rows(out, owners)
-
-
-def _buffer_bytes(model: ModelConfig, size: int) -> int:
-    """Return a size that holds a row of a rank's logits, and one of hidden states, in float32."""
-    widest = max(model.vocab_size // size + 16, model.hidden_size) * FLOAT_BYTES
-    return max(BUFFER_BYTES, -(-widest // LINE_BYTES) * LINE_BYTES)
+        _, *others, _ = starts = self._shard.vocab_starts
+        owners = torch.zeros_like(token_ids)
+        for start in others:
+            owners += token_ids >= start
+        mine = (token_ids - starts[self._shard.index]).clamp_(0, len(table) - 1)
+        self._kernels.embed(mine, table, out)
+        self._rank.exchange.share_rows(out, owners)

@@ -13,7 +13,8 @@ from tandem.engine.schedule.sequence import PENDING
 class StepMessage(msgspec.Struct, frozen=True, array_like=True):
     """The arrays of a PackedStep and of its RowChanges, each as the bytes of int64 numbers.
 
-    Every token is known. Sampling is not in it: rank 0 draws from the logits of all ranks.
+    Sampling is not in it: rank 0 draws from the logits of all ranks. Tokens are PENDING where
+    ranks share what was drawn on their devices; else every token is known.
     """
 
     number: int
@@ -31,6 +32,7 @@ class StepMessage(msgspec.Struct, frozen=True, array_like=True):
     places: bytes
     block_ids: bytes
     boundaries: list[int]  # the layer counts at which all ranks meet
+    is_recorded: bool  # it is the replay of a graph
 
     @classmethod
     def of(
@@ -38,10 +40,15 @@ class StepMessage(msgspec.Struct, frozen=True, array_like=True):
         number: int,
         step: PackedStep,
         changes: RowChanges | None,
-        table: BatchRows,
-        boundaries: Collection[int],
+        table: BatchRows | None,
+        boundaries: Collection[int] = (),
+        *,
+        is_recorded: bool = False,
     ) -> "StepMessage":
-        """Return the message of a step; all earlier steps have been computed."""
+        """Return the message of a step.
+
+        With `table` all earlier steps have been computed, and the tokens they drew are in it.
+        """
         changes = changes or RowChanges()
         return cls(
             number,
@@ -49,7 +56,7 @@ class StepMessage(msgspec.Struct, frozen=True, array_like=True):
             step.num_prefills,
             step.batch_rows.tobytes(),
             step.positions.tobytes(),
-            _known_tokens(step, table).tobytes(),
+            (step.token_ids if table is None else _known_tokens(step, table)).tobytes(),
             step.prefill_batch_rows.tobytes(),
             step.prefill_context_lens.tobytes(),
             step.prefill_cu_seqlens.tobytes(),
@@ -59,6 +66,7 @@ class StepMessage(msgspec.Struct, frozen=True, array_like=True):
             changes.places.tobytes(),
             changes.block_ids.tobytes(),
             sorted(boundaries),
+            is_recorded,
         )
 
     def step(self) -> PackedStep:

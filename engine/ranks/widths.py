@@ -1,6 +1,7 @@
 """The numbers of ranks that can compute a model, and the order of sums that they have in common."""
 
 import torch
+import torch.distributed
 
 from tandem.engine.architecture.config import ModelConfig
 from tandem.engine.architecture.shard import cut_unit
@@ -17,6 +18,8 @@ def num_segments(config: EngineConfig, model: ModelConfig) -> int:
 
     `config` and `model` are resolved ones. 1 where a model is computed by one process alone.
     """
+    if config.kernels == "triton" and config.tp == 1 and not config.tp_invariant:
+        return 1
     if _obstacle(config, model) is not None:
         return 1
     return _widths(model)[-1] if config.tp_invariant else config.tp
@@ -27,7 +30,8 @@ def check_width(config: EngineConfig, model: ModelConfig) -> None:
 
     `config` and `model` are resolved ones.
     """
-    if config.tp == 1:
+    is_asked = config.kernels == "triton" and config.tp_invariant
+    if config.tp == 1 and not is_asked:
         return
     reason = _obstacle(config, model)
     if reason is None and config.tp not in (widths := _widths(model)):
@@ -66,12 +70,12 @@ def _obstacle(config: EngineConfig, model: ModelConfig) -> str | None:
     """Return the reason why one process alone can compute the model; None: several can."""
     if config.emulate is not None:
         return "an emulated device is one; choose the profile of several"
-    if torch.device(config.device).type != "cpu":
-        return (
-            f"engine.tp above 1 is served on CPUs only, not on {config.device}; start one worker "
-            "for each GPU, with a model that fits it"
-        )
-    if config.kernels != "c":
+    if config.kernels == "triton":
+        if (reason := _obstacle_in_triton(config, model)) is not None:
+            return reason
+    elif config.device != "cpu":
+        return f'GPUs share a model with the kernels in Triton, not "{config.kernels}"'
+    elif config.kernels != "c":
         return f'it needs the kernels in C, not "{config.kernels}"; install a C compiler'
     if model.architecture.code:
         return f"the model is computed by {model.architecture.code}, in one process"
@@ -83,6 +87,8 @@ def _obstacle(config: EngineConfig, model: ModelConfig) -> str | None:
             return f"a layer's width of {width} is not cut"
     if model.quantization is not None and model.head_dim % 8:
         return f"quantized matrices for heads of {model.head_dim} numbers are not cut"
+    if config.kernels == "triton":
+        return None
     # Not at the top: it compiles the kernels.
     from tandem.kernels.cpu.linear import is_for_c
 
@@ -91,4 +97,20 @@ def _obstacle(config: EngineConfig, model: ModelConfig) -> str | None:
             f"{model.dtype} is not multiplied by the kernels in C on this processor; set "
             "engine.dtype to float32"
         )
+    return None
+
+
+def _obstacle_in_triton(config: EngineConfig, model: ModelConfig) -> str | None:
+    """Return the reason why the kernels of GPUs can't share a model."""
+    if config.device != "cpu" and not torch.distributed.is_nccl_available():
+        return "this build of PyTorch has no NCCL, by which GPUs exchange; install one for CUDA"
+    if config.tp_invariant and not config.deterministic:
+        return (
+            "on GPUs, engine.tp_invariant needs engine.deterministic: without, sums run in an "
+            "order that other work of a step changes"
+        )
+    if model.quantization is not None:
+        return "quantized weights are computed by one GPU; choose files in bfloat16"
+    if model.num_experts:
+        return "a mixture of experts is computed by one GPU"
     return None

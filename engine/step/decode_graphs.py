@@ -76,18 +76,22 @@ class _Graph:
 
     inputs: torch.Tensor  # [3, size]
     logits: Recorded[torch.Tensor]  # [size, vocab_size]
-    greedy: Recorded[SampledRows]
-    drawn: Recorded[SampledRows]
+    greedy: Recorded[SampledRows] | None  # None: another rank draws
+    drawn: Recorded[SampledRows] | None
 
 
 class DecodeGraphs:
     """Decode steps of up to max(sizes) sequences. Steps run in the order of the calls.
 
-    The next step overwrites the results of this one: copy them, on the stream of the steps.
+    The next step overwrites the results of this one: copy them, on the stream of the steps. Without
+    `draws` another rank draws from the logits, and steps run by `follow`.
     """
 
-    def __init__(self, steps: ModelSteps, sizes: list[int], recorder: Recorder) -> None:
+    def __init__(
+        self, steps: ModelSteps, sizes: list[int], recorder: Recorder, *, draws: bool = True
+    ) -> None:
         self._steps = steps
+        self._draws = draws
         self._batch_rows = steps.batch_rows
         self._sizes = sorted(sizes)
         self._inputs = torch.empty(3 * self._sizes[-1], dtype=torch.int64, device=steps.pool.device)
@@ -110,12 +114,7 @@ class DecodeGraphs:
 
     def run(self, step: PackedStep, plan: SamplingPlan) -> SampledRows:
         """Compute a step that `can_run`; return the drawn tokens."""
-        num_rows = step.num_decodes
-        graph = self._graphs[self._sizes[bisect_left(self._sizes, num_rows)]]
-        padded = step.padded(graph.inputs.shape[1], self._batch_rows.padding_row)
-        host = on_host(padded, self._batch_rows.device)
-        graph.inputs.view(-1).copy_(host, non_blocking=True)
-        graph.logits.replay()
+        graph, num_rows = self.follow(step), step.num_decodes
         if not plan.is_plain or not step.samples_all:
             inputs, logits = graph.inputs[:, :num_rows], graph.logits.result[:num_rows]
             if not step.samples_all:
@@ -123,8 +122,18 @@ class DecodeGraphs:
                 inputs, logits = inputs.index_select(1, indices), logits.index_select(0, indices)
             return self._steps.sample(logits, inputs, plan)
         sampling = graph.greedy if plan.is_greedy else graph.drawn
+        assert sampling is not None
         sampling.replay()
         return replace(sampling.result, token_ids=sampling.result.token_ids[:num_rows])
+
+    def follow(self, step: PackedStep) -> _Graph:
+        """Compute the logits of a step that `can_run`; return its graph."""
+        graph = self._graphs[self._sizes[bisect_left(self._sizes, step.num_decodes)]]
+        padded = step.padded(graph.inputs.shape[1], self._batch_rows.padding_row)
+        host = on_host(padded, self._batch_rows.device)
+        graph.inputs.view(-1).copy_(host, non_blocking=True)
+        graph.logits.replay()
+        return graph
 
     def _record(self, size: int, recorder: Recorder) -> _Graph:
         inputs = self._inputs[: 3 * size].view(3, size)
@@ -132,6 +141,8 @@ class DecodeGraphs:
         inputs.copy_(padding.unsqueeze(1))
         steps = self._steps
         logits = recorder.record(lambda: steps.logits(inputs))
+        if not self._draws:
+            return _Graph(inputs, logits, None, None)
         return _Graph(
             inputs,
             logits,

@@ -1,6 +1,7 @@
 """A launched step: its end, its duration, and its tokens."""
 
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -68,8 +69,11 @@ class LaunchedStep:
         timing: Timing,
         on_host: HostTokens | None,
         scores: HostScores | None = None,
+        check: Callable[[], None] | None = None,
     ) -> None:
+        """`check` raises DeviceLostError where the numbers of the ended work mean nothing."""
         timing.stop()
+        self._check = check
         self._device = device
         self._timing = timing
         self._on_host = on_host
@@ -84,6 +88,8 @@ class LaunchedStep:
         """
         with noticing_device_loss(self._device):
             self.seconds = self._timing.wait()
+            if self._check is not None:
+                self._check()
             return [] if self._on_host is None else self._on_host.read()
 
     def prompt_scores(self) -> list[ScoredPart]:

@@ -11,11 +11,12 @@ import torch.nn.functional as F
 from tandem.kernels.cpu.launch import DTYPES, FLOAT, INT, LONG, PANEL, POINTER, fields, function
 from tandem.kernels.cpu.linear import is_for_c, pack_panels
 from tandem.kernels.cpu.quantized import Panels, pack_stacked
-from tandem.kernels.cpu.segments import Segments, SegmentsStruct
+from tandem.kernels.cpu.segments import SegmentsStruct, segments_struct
 from tandem.kernels.reference import experts as reference
 from tandem.kernels.reference.experts import Experts, ExpertWeights
 from tandem.kernels.reference.quantized import QuantizedMatrix
 from tandem.kernels.reference.routing import Routing
+from tandem.kernels.reference.segments import Segments
 
 HALF = PANEL // 2  # gates in a panel, and rows of up beside them
 MOST_TOKENS = 512  # in one call of C, whose buffers grow with them
@@ -117,7 +118,7 @@ def pack_experts(
         width,
         experts.alpha,
         experts.limit,
-        segments.struct,
+        segments_struct(segments),
         add_up,
     )
     return partial(_compute, experts=stacked)

@@ -8,6 +8,7 @@ from itertools import pairwise
 import torch
 
 from tandem.kernels.cpu.launch import DTYPES, INT, LONG, POINTER, fields, function
+from tandem.kernels.ranks.missing import MissingRankError
 
 LINE_BYTES = 64
 MAX_RANKS = 8
@@ -30,14 +31,6 @@ _add_up = function("add_up", *[POINTER] * 3, LONG, INT)
 _join_columns = function("join_columns", *[POINTER] * 3, LONG, POINTER)
 _share_rows = function("share_rows", *[POINTER] * 2, LONG, LONG, POINTER)
 _end_waiting = function("end_waiting", POINTER)
-
-
-class MissingRankError(Exception):
-    """A rank did not arrive; the others can't go on."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__(f"rank {rank} did not arrive")
-        self.rank = rank
 
 
 def shared_bytes(num_ranks: int, buffer_bytes: int) -> int:

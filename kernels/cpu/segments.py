@@ -1,11 +1,6 @@
-"""Products whose sums run in segments, so that processes can share one and get the same bits.
-
-The inputs of a matrix are cut into segments. Each is summed by itself in float32, and the sums are
-added pairwise, neighbors first. Whoever holds which segments, that tree is the same.
-"""
+"""Products in C whose sums run in segments, in the order of kernels.reference.segments."""
 
 import ctypes
-from dataclasses import dataclass
 
 import torch
 
@@ -14,8 +9,7 @@ from tandem.kernels.cpu.linear import is_for_c
 from tandem.kernels.cpu.linear import pack_panels as pack_numbers
 from tandem.kernels.cpu.quantized import pack_panels as pack_codes
 from tandem.kernels.reference.quantized import Matrix
-
-MAX_SEGMENTS = 8  # 2 ** (SEGMENT_LEVELS - 1) of segments.h
+from tandem.kernels.reference.segments import Segments
 
 
 class SegmentsStruct(ctypes.Structure):
@@ -33,38 +27,10 @@ class MatrixStruct(ctypes.Structure):
 _linear_in_segments = function("linear_in_segments", *[POINTER] * 4, *[LONG] * 3, *[INT] * 2)
 
 
-@dataclass(frozen=True, slots=True)
-class Segments:
-    """Segments [first, first + count) of the `num_all` into which `in_size` inputs are cut.
-
-    They are cut at multiples of `unit`, an even number where there are several: no pair of bfloat16
-    is parted. `count` is a power of two, at most MAX_SEGMENTS, and no segment is empty.
-    """
-
-    in_size: int
-    num_all: int
-    first: int
-    count: int
-    unit: int = 2
-
-    def __post_init__(self) -> None:
-        assert self.unit % 2 == 0 or self.num_all == 1
-        assert self.in_size // self.unit >= self.num_all
-        assert self.count in (1, 2, 4, MAX_SEGMENTS)
-
-    @property
-    def inputs(self) -> range:
-        """The inputs in these segments."""
-        return range(self._start(self.first), self._start(self.first + self.count))
-
-    @property
-    def struct(self) -> SegmentsStruct:
-        return SegmentsStruct(self.in_size, self.num_all, self.first, self.count, self.unit)
-
-    def _start(self, segment: int) -> int:
-        if segment == self.num_all:
-            return self.in_size
-        return self.in_size // self.unit * segment // self.num_all * self.unit
+def segments_struct(segments: Segments) -> SegmentsStruct:
+    """Return the segments as C takes them."""
+    each = segments
+    return SegmentsStruct(each.in_size, each.num_all, each.first, each.count, each.unit)
 
 
 class SegmentedLinear:
@@ -82,7 +48,7 @@ class SegmentedLinear:
         self._out_size, self._in_size = weight.shape
         assert self._in_size == len(segments.inputs)
         self._out_dtype = out_dtype
-        self._segments = segments.struct
+        self._segments = segments_struct(segments)
         if isinstance(weight, torch.Tensor):
             assert is_for_c(weight)
             self._dtype, numbers = weight.dtype, pack_numbers(weight)

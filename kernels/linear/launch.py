@@ -124,6 +124,14 @@ def _multiply_expanded(x: torch.Tensor, weight: QuantizedMatrix) -> torch.Tensor
     return out
 
 
+def pack_share(weight: Matrix, num_rows: int) -> Linear:
+    """Return pack_linear_in_order of some rows of a matrix that has `num_rows`.
+
+    A result has the bits that the product with the whole matrix gives it.
+    """
+    return partial(multiply, weight=weight, num_rows=num_rows)
+
+
 def multiply(
     x: torch.Tensor,  # [num_tokens, in_size]
     weight: Matrix,  # [out_size, in_size]
@@ -133,19 +141,27 @@ def multiply(
     bias: torch.Tensor | None = None,  # [out_size]
     activation: Activation = "",  # of the first half of the results, times the other half
     residual: torch.Tensor | None = None,  # to which the results are added in place
+    out_dtype: torch.dtype | None = None,  # None: that of x
+    num_rows: int | None = None,  # of the matrix of which `weight` is a share; None: all of it
     config: LinearConfig | None = None,
 ) -> torch.Tensor:
     """Return `x @ weight.T`, or `residual`. A row has the same bits in every batch."""
-    num_tokens, num_rows = len(x), weight.shape[0]
-    out_size = num_rows // 2 if activation else num_rows
+    num_tokens, all_rows = len(x), num_rows or weight.shape[0]
+    out_size = weight.shape[0] // 2 if activation else weight.shape[0]
     out = residual
     if out is None:
-        out = torch.empty((num_tokens, out_size), dtype=x.dtype, device=x.device)
-    assert out.shape == (num_tokens, out_size) and out.is_contiguous() and out.dtype == x.dtype
+        dtype = out_dtype or x.dtype
+        out = torch.empty((num_tokens, out_size), dtype=dtype, device=x.device)
+    else:
+        assert out.dtype == x.dtype and out_dtype is None
+    assert out.shape == (num_tokens, out_size) and out.is_contiguous()
     if num_tokens == 0:
         return out
     pair_size = out_size if activation else 0
-    launch = _launch_of(x, weight, norm, bias, out_size, pair_size, config=config)
+    all_columns = all_rows // 2 if activation else all_rows
+    launch = _launch_of(
+        x, weight, norm, bias, out_size, pair_size, config=config, all_columns=all_columns
+    )
     linear_kernel[launch.grid](
         *launch.tensors,
         out,
@@ -243,13 +259,18 @@ def _launch_of(
     *,
     unit: int = 0,  # of heads, whose sums would spill in large tiles: the least columns of a tile
     config: LinearConfig | None = None,
+    all_columns: int | None = None,  # of the matrix by which the order of sums is chosen
 ) -> _Launch:
     num_tokens, in_size = x.shape
     is_shared = num_tokens <= MAX_SHARED_TOKENS
     assert weight.shape[1] == in_size and x.stride(1) == 1
     assert norm is None or (norm.shape == (in_size,) and norm.stride(0) == 1)
     assert bias is None or (bias.shape == weight.shape[:1] and bias.stride(0) == 1)
-    shape = {"in_size": in_size, "num_columns": num_columns, "bits": weight_bits(weight)}
+    shape = {
+        "in_size": in_size,
+        "num_columns": all_columns or num_columns,
+        "bits": weight_bits(weight),
+    }
     shape |= {"element_bytes": x.element_size(), "is_paired": int(pair_size > 0)}
     matrix, scales, zeros = stored_parts(weight)
     token_scales, form = x, form_of(weight)

@@ -16,6 +16,9 @@ import torch.nn.functional as F
 # two transfers in place of one. The order of sums is the same.
 TWO_STEP_NUMBERS = 2**18
 
+# The name that it has from PyTorch 2.13 on, or the one before.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 class GatheredExchange:
     """One rank's end of the exchanges, over the process group that it joins.
@@ -110,10 +113,16 @@ class GatheredExchange:
             assert group is not None
             group.abort()
 
+    def close(self) -> None:
+        """Leave the group; no call is under way."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
     def _gathered(self, part: torch.Tensor) -> torch.Tensor:
         """Return [num_ranks, *part.shape]; `part` is contiguous."""
         out = part.new_empty(self.num_ranks, *part.shape)
-        dist.all_gather_into_tensor(out.view(-1), part.view(-1))
+        if part.numel():
+            _all_gather(out.view(-1), part.view(-1))
         return out
 
 

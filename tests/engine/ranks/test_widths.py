@@ -11,12 +11,15 @@ from tandem.engine.architecture.config import ModelConfig, load_model_config
 from tandem.engine.architecture.mixture_config import MixtureConfig
 from tandem.engine.architecture.quantization import Quantization
 from tandem.engine.config import EngineConfig
-from tandem.engine.execution.resolve import resolve
+from tandem.engine.execution.resolve import rank_devices, resolve
 from tandem.engine.ranks.widths import check_width, num_segments
 from tandem.kernels.reference.routing import Routing
 from tandem.models.random_model import write_random_model
 from tandem.runtime.errors import ConfigError
 from tests.engine.ranks.running import config_of
+
+GPU = {"tp": 2, "device": "cuda:0", "kernels": "triton", "tp_invariant": False}
+MIXTURE = MixtureConfig(4, 128, 0, Routing(2), (True,) * 2)
 
 
 @pytest.fixture
@@ -48,7 +51,10 @@ def test_sums_have_as_many_segments_as_heads_can_be_dealt(
         ({"tp": 4}, {"num_kv_heads": 6, "num_heads": 12}, "is served by 1, 2 processes"),
         ({"tp": 4}, {"quantization": Quantization("awq", 64)}, "in units of 64 is served by 1, 2"),
         ({"tp": 2}, {"quantization": Quantization("awq"), "head_dim": 20}, "heads of 20 numbers"),
-        ({"tp": 2, "device": "cuda:0"}, {}, "served on CPUs only, not on cuda:0"),
+        (GPU | {"kernels": "torch"}, {}, 'the kernels in Triton, not "torch"'),
+        (GPU | {"tp_invariant": True}, {}, "engine.tp_invariant needs engine.deterministic"),
+        (GPU, {"quantization": Quantization("awq")}, "quantized weights are computed by one GPU"),
+        (GPU, {"mixture": MIXTURE}, "a mixture of experts is computed by one GPU"),
         ({"tp": 2, "kernels": "torch"}, {}, 'needs the kernels in C, not "torch"'),
         ({"tp": 2, "emulate": "h100/llama-3.1-8b"}, {}, "an emulated device is one"),
         ({"tp": 2}, {"dtype": "float16"}, "set engine.dtype to float32"),
@@ -57,8 +63,13 @@ def test_sums_have_as_many_segments_as_heads_can_be_dealt(
     ],
 )
 def test_a_width_that_is_not_served_is_refused_by_name(
-    model: Path, settings: dict[str, Any], changes: dict[str, Any], reason: str
+    model: Path,
+    settings: dict[str, Any],
+    changes: dict[str, Any],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
     config, found = resolved(model)
     with pytest.raises(ConfigError, match=f"tp {settings['tp']}: ") as caught:
         check_width(config.model_copy(update=settings), replace(found, **changes))
@@ -87,3 +98,38 @@ def test_widths_with_the_order_of_sums_of_all_share_a_form_of_kv(model: Path) ->
     }
     assert forms[1, True] == forms[2, True] == forms[4, True]
     assert len(set(forms.values())) == 4
+
+
+def test_ranks_on_gpus_need_nccl(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, found = resolved(model)
+    for has_nccl in (True, False):
+        monkeypatch.setattr("torch.distributed.is_nccl_available", lambda has=has_nccl: has)
+        if has_nccl:
+            check_width(config.model_copy(update=GPU), found)
+            assert num_segments(config.model_copy(update=GPU), found) == 2
+        else:
+            with pytest.raises(ConfigError, match="no NCCL"):
+                check_width(config.model_copy(update=GPU), found)
+
+
+@pytest.mark.parametrize(
+    ("named", "first", "tp", "found"),
+    [
+        ("auto", "cuda:0", 4, [0, 1, 2, 3]),
+        ("cuda:1", "cuda:1", 2, [1, 2]),
+        ("cuda:3,0", "cuda:3", 2, [3, 0]),
+        ("cuda:2", "cuda:2", 4, "takes GPUs 2, 3, 4, 5, and this process has 4: name others"),
+        ("cuda:0,1,2", "cuda:0", 2, "a model of 2 ranks needs as many GPUs, each named once"),
+        ("cuda:0,0", "cuda:0", 2, "a model of 2 ranks needs as many GPUs, each named once"),
+    ],
+)
+def test_every_rank_has_a_gpu(
+    named: str, first: str, tp: int, found: list[int] | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    config = EngineConfig(device=first, tp=tp)
+    if isinstance(found, list):
+        assert rank_devices(named, config) == [f"cuda:{index}" for index in found]
+    else:
+        with pytest.raises(ConfigError, match=found):
+            rank_devices(named, config)

@@ -11,7 +11,8 @@ from typing import TypeVar
 import pytest
 import torch
 
-from tandem.kernels.cpu.ranks import MissingRankError, RankExchange, shared_bytes
+from tandem.kernels.cpu.ranks import RankExchange, shared_bytes
+from tandem.kernels.ranks.missing import MissingRankError
 from tests.kernels.tolerance import on_cpu
 
 pytestmark = on_cpu

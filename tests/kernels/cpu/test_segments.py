@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from tandem.kernels.cpu.linear import is_for_c
-from tandem.kernels.cpu.segments import SegmentedLinear, Segments
+from tandem.kernels.cpu.segments import SegmentedLinear
 from tandem.kernels.reference.quantized import BITS, Code, QuantizedMatrix, expanded
+from tandem.kernels.reference.segments import Segments
 from tests.kernels.tolerance import UNIT, on_cpu
 
 pytestmark = on_cpu

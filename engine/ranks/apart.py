@@ -1,0 +1,72 @@
+"""Ranks with a device each: exchanges over torch.distributed, and a KV pool of each one's heads."""
+
+from collections.abc import Callable
+
+import torch
+
+from tandem.engine.architecture.config import ModelConfig
+from tandem.engine.architecture.shard import Shard
+from tandem.kernels.ranks.gathered import GatheredExchange
+from tandem.runtime.errors import ModelError
+
+# In which the ranks, whose weights are loaded, meet; and the longest that one waits for another,
+# which may be building kernels. An end is noticed at once.
+PATIENCE_S = 600.0
+
+
+class ApartRank:
+    """A Rank of GPUs, which meet in `folder`; `wait` returns once all ranks have their weights."""
+
+    allocate = None
+    draws_apart = True
+
+    def __init__(
+        self, shard: Shard, device: torch.device, folder: str, wait: Callable[[], None]
+    ) -> None:
+        self.shard = shard
+        self._device, self._folder, self._wait = device, folder, wait
+        self._exchange: GatheredExchange | None = None
+
+    @property
+    def exchange(self) -> GatheredExchange:
+        assert self._exchange is not None, "before `ready`"
+        return self._exchange
+
+    @property
+    def pool_config(self) -> ModelConfig:
+        return self.shard.config
+
+    def ready(self) -> None:
+        """Return once all ranks have their weights and reach one another. Raises ModelError."""
+        self._wait()
+        shard = self.shard
+        where = self._folder, shard.index, shard.size, self._device
+        try:
+            self._exchange = GatheredExchange(*where, PATIENCE_S)
+            self._exchange.check()
+        except RuntimeError as error:
+            raise ModelError(
+                f"the {shard.size} ranks of the model do not reach one another: {error}; "
+                "`nvidia-smi topo -m` shows the links of GPUs, and NCCL_DEBUG=INFO what fails. In "
+                "a container, --ipc=host gives the shared memory that they need. Where GPUs can't "
+                "reach one another, start one worker for each, with a model that fits it"
+            ) from error
+
+    def own_heads(self, pool: torch.Tensor) -> torch.Tensor:
+        """Return `pool`: it has no other heads."""
+        return pool
+
+    def least(self, number: int) -> int:
+        return self.exchange.least(number)
+
+    def share(self, drawn: torch.Tensor) -> None:
+        self.exchange.share(drawn)
+
+    def end_waiting(self) -> None:
+        if self._exchange is not None:
+            self._exchange.end()
+
+    def close(self) -> None:
+        if self._exchange is not None:
+            self._exchange.close()
+            self._exchange = None

@@ -1,0 +1,110 @@
+"""Ranks with a pool each, as on GPUs, give the answers of one process.
+
+Their devices are CPUs here, which gather by gloo.
+"""
+
+import os
+import signal
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from tandem.engine.core.engine import Engine
+from tandem.engine.execution.model_runner import ModelRunner
+from tandem.engine.schedule.sequence import Sequence
+from tandem.engine.step.outcome import DeviceLostError
+from tandem.models.random_model import write_random_model
+from tandem.runtime.wire.messages import SamplingParams, StopConditions
+from tests.engine.ranks.running import bits_of, config_of
+from tests.engine.step_doubles import CallAgain
+
+ROOT = Path(__file__).parents[3]
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 333,
+    "hidden_size": 56,
+    "num_layers": 3,
+    "head_dim": 16,
+    "num_heads": 14,
+    "num_kv_heads": 2,
+    "intermediate_size": 76,
+}
+
+
+@pytest.fixture(autouse=True)
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr("tandem.engine.execution.followers.are_apart", lambda config: True)
+
+
+def answers_and_pool(
+    model: Path, tp: int, recorder: CallAgain | None = None, **settings: object
+) -> tuple[str, torch.Tensor]:
+    runner = ModelRunner(config_of(model, tp, **settings), recorder)
+    try:
+        answers, _ = bits_of(runner, runner.model_config.vocab_size)
+        assert runner.has_whole_pool == (tp == 1)
+        return answers, runner.kv_cache.tensor.clone()
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("overlap", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_two_ranks_answer_as_one_and_each_keeps_the_kv_of_its_heads(
+    tmp_path: Path, overlap: bool
+) -> None:
+    model = write_random_model(tmp_path, **SHAPE)
+    one, whole = answers_and_pool(model, 1, overlap=overlap)
+    two, part = answers_and_pool(model, 2, overlap=overlap)
+    assert one == two
+    assert part.shape[3] == 1 and torch.equal(part, whole[: len(part), :, :, :1])
+
+
+@pytest.mark.slow
+def test_all_ranks_replay_the_decode_steps_that_rank_0_replays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower, recorder = "tests.engine.ranks.recording_follower", CallAgain()
+    monkeypatch.setattr("tandem.engine.execution.followers.MODULE", follower)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    model = write_random_model(tmp_path, **SHAPE)
+    one, whole = answers_and_pool(model, 1, max_num_seqs=8, overlap=True)
+    two, part = answers_and_pool(model, 2, recorder, max_num_seqs=8, overlap=True)
+    assert one == two and recorder.num_replays > 10
+    assert torch.equal(part, whole[: len(part), :, :, :1])
+
+
+@pytest.mark.parametrize(
+    ("number", "is_busy"),
+    [
+        (signal.SIGKILL, True),
+        pytest.param(signal.SIGSTOP, True, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, False, marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_that_ends_or_stops_is_named_and_ends_the_others(
+    tmp_path: Path, number: signal.Signals, is_busy: bool
+) -> None:
+    runner, lost = ModelRunner(config_of(write_random_model(tmp_path), 2)), SimpleQueue[Exception]()
+    try:
+        assert runner.followers is not None
+        runner.followers.listen(lost.put)
+        engine, [pid] = Engine(runner.config, runner), runner.followers.pids
+        stop = StopConditions(max_tokens=2000, ignore_eos=True)
+        engine.add(Sequence("a", [3, 4, 5], 3, SamplingParams(temperature=0.0), stop))
+        engine.step()
+        os.kill(pid, number)
+        if is_busy:
+            with pytest.raises(DeviceLostError, match=f"by {number.name}"):
+                while engine.step():
+                    pass
+        assert f"rank 1 of 2 (pid {pid})" in str(lost.get(timeout=30))
+        with pytest.raises(DeviceLostError):
+            engine.step()
+    finally:
+        runner.close()
+    assert not psutil.pid_exists(pid)
