@@ -18,7 +18,7 @@ ROLE_KEYS = ("count", "gpu", "config")
 TOP_KEYS = ("description", "roles", "config")
 MAX_COUNT = 64
 
-Gpu = int | Literal["auto", "cpu"]
+Gpu = int | tuple[int, ...] | Literal["auto", "cpu"]  # several of one instance: one a rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +142,15 @@ def _parse_gpus(role: str, value: object, count: int, here: str) -> tuple[Gpu, .
     indexes = value if isinstance(value, list) else [value]
     if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in indexes):
         raise ConfigError(f"{here} = {value!r}: must be auto, cpu, an index or a list of indexes")
-    if len(indexes) != count:
+    each = len(indexes) // max(1, count)
+    if len(indexes) != count * each or (indexes and not each):
         raise ConfigError(
             f"{here} = {value!r}: {len(indexes)} GPUs for count {count}; give one GPU per instance"
+            ", or for each as many as its engine.tp"
         )
-    return tuple(indexes)
+    if each == 1:
+        return tuple(indexes)
+    return tuple(tuple(indexes[first : first + each]) for first in range(0, len(indexes), each))
 
 
 def _parse_settings(node: yaml.Node, path: Path) -> tuple[Setting, ...]:

@@ -26,7 +26,10 @@ from tandem.runtime.wire.cluster_messages import WorkerRole
 
 JOIN_EXAMPLE = "--nats-url nats://10.0.0.1:4222 --etcd-endpoints http://10.0.0.1:2379"
 
-Gpu = Annotated[str | None, typer.Option(help="GPU index, `cpu` or `auto`; by default auto.")]
+Gpu = Annotated[
+    str | None,
+    typer.Option(help="GPU index, of --tp several as in 0,1, `cpu` or `auto`; by default auto."),
+]
 
 app = typer.Typer(
     name="tandem",

@@ -49,7 +49,7 @@ def with_engine(session_of: Callable[..., Session]) -> Callable[..., Session]:
         session: Session,
         tp: Annotated[
             int | None,
-            typer.Option(help="Processes that compute the model together, on CPUs: 1, 2, 4 or 8."),
+            typer.Option(help="Processes that compute the model together: 1, 2, 4 or 8."),
         ] = None,
         emulate: Annotated[
             str | None,

@@ -1,12 +1,14 @@
 """From a topology, a config and a machine to the processes to start. Pure."""
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tandem.config.model import EffectiveConfig, find_field, is_secret
 from tandem.config.sources import Setting
-from tandem.config.topology import RoleSpec, Topology
+from tandem.config.topology import Gpu, RoleSpec, Topology
+from tandem.runtime.errors import ConfigError
 from tandem.runtime.local.devices import GpuInfo, require_gpu
 from tandem.runtime.process.names import is_config_variable
 from tandem.runtime.wire.cluster_messages import Role
@@ -17,13 +19,25 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 @dataclass(frozen=True, slots=True)
 class RolePlan:
-    """One process to start; `device` is a GPU of this machine, or None for the CPU."""
+    """One worker or frontend to start, on `gpus` of this machine, or on the CPU."""
 
     name: str  # decode-0
     role: Role
     config: EffectiveConfig
-    device: GpuInfo | None = None
+    gpus: tuple[GpuInfo, ...] = ()  # one for each process that computes its model
     variables: Mapping[str, str] = field(default_factory=dict)  # added to its environment
+
+    @property
+    def device(self) -> GpuInfo | None:
+        """The first GPU, None: the CPU."""
+        return next(iter(self.gpus), None)
+
+    @property
+    def placement(self) -> str:
+        """The name of its place, for people."""
+        if self.device is None:
+            return "CPU"
+        return self.device.name if len(self.gpus) == 1 else f"{len(self.gpus)} x {self.device.name}"
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """Return the environment, without config variables: the config file has their values.
@@ -59,11 +73,11 @@ class LaunchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The place of one worker: a GPU that `num_sharing` workers share, or None for the CPU."""
+    """The place of one worker: GPUs that up to `num_sharing` workers share, or none: the CPU."""
 
     spec: RoleSpec
     ordinal: int
-    device: GpuInfo | None
+    gpus: tuple[GpuInfo, ...]
     num_sharing: int
 
 
@@ -73,7 +87,9 @@ def make_plan(
     """Place every instance. Raise ConfigError when a requested GPU is not there."""
     workers = _in_start_order(topology)
     free = _free_gpus(workers, _automatic_gpus(config, gpus))
-    placements = _place(workers, gpus, free)
+    configs = [config.with_defaults([*topology.settings, *spec.settings]) for spec, _ in workers]
+    widths = [1 if each.config.engine.emulate else each.config.engine.tp for each in configs]
+    placements = _place(workers, widths, gpus, free)
     num_threads = _num_threads(placements, num_cores)
     roles = [_plan_worker(p, topology, config, num_threads) for p in placements]
     frontend = next(spec for spec in topology.roles if spec.role == "frontend")
@@ -94,10 +110,11 @@ def _automatic_gpus(config: EffectiveConfig, gpus: Sequence[GpuInfo]) -> Sequenc
     """
     if config.config.engine.emulate is not None:
         return []
-    kind, _, index = config.config.engine.device.partition(":")
+    kind, _, indexes = config.config.engine.device.partition(":")
     if kind == "cuda":
-        asker = f"engine.device {kind}:{index} ({config.origin('engine.device')})"
-        return [require_gpu(int(index), asker, "engine.device cpu", gpus)]
+        asker = f"engine.device {kind}:{indexes} ({config.origin('engine.device')})"
+        named = [int(index) for index in indexes.split(",")]
+        return [require_gpu(index, asker, "engine.device cpu", gpus) for index in named]
     return [] if kind == "cpu" else gpus
 
 
@@ -116,26 +133,54 @@ def _free_gpus(
     workers: Sequence[tuple[RoleSpec, int]], automatic: Sequence[GpuInfo]
 ) -> list[GpuInfo]:
     """Return the GPUs that no worker names; all of them where every one is named."""
-    named = [spec.gpus[ordinal] for spec, ordinal in workers]
+    named = [index for spec, ordinal in workers for index in _named(spec.gpus[ordinal])]
     return [gpu for gpu in automatic if gpu.index not in named] or list(automatic)
 
 
+def _named(gpu: Gpu) -> tuple[int, ...]:
+    """Return the GPUs that a worker names."""
+    if isinstance(gpu, int):
+        return (gpu,)
+    return gpu if isinstance(gpu, tuple) else ()
+
+
+def _gpus(number: int) -> str:
+    return f"{number} GPU{'' if number == 1 else 's'}"
+
+
 def _place(
-    workers: Sequence[tuple[RoleSpec, int]], gpus: Sequence[GpuInfo], free: Sequence[GpuInfo]
+    workers: Sequence[tuple[RoleSpec, int]],
+    widths: Sequence[int],
+    gpus: Sequence[GpuInfo],
+    free: Sequence[GpuInfo],
 ) -> list[Placement]:
-    """Give every worker the GPU that it names, or the free ones in turn."""
+    """Give every worker the GPUs that it names, or the free ones in turn: as many as its width."""
     turns = itertools.cycle(free)
-    devices: list[GpuInfo | None] = []
-    for spec, ordinal in workers:
+    taken: list[tuple[GpuInfo, ...]] = []
+    for (spec, ordinal), width in zip(workers, widths, strict=True):
         gpu = spec.gpus[ordinal]
-        if isinstance(gpu, int):
-            asker = f"{spec.where}: roles.{spec.role}.gpu {gpu}"
-            devices.append(require_gpu(gpu, asker, "`gpu: cpu`", gpus))
-        else:
-            devices.append(next(turns, None) if gpu == "auto" else None)
+        asker = f"{spec.where}: roles.{spec.role}.gpu"
+        mine: tuple[GpuInfo, ...] = ()
+        if named := _named(gpu):
+            mine = tuple(require_gpu(i, f"{asker} {i}", "`gpu: cpu`", gpus) for i in named)
+        elif gpu == "auto" and free:
+            mine = tuple(itertools.islice(turns, min(width, len(free))))
+        if mine and len(set(mine)) < max(width, len(mine)):
+            raise ConfigError(
+                f"{asker}: {_gpus(len(set(mine)))} for a worker of engine.tp {width}; give it as "
+                f"many, as in `gpu: {list(range(width))}`, another --tp, or `gpu: cpu`",
+                param="gpu",
+            )
+        if len(mine) > width:
+            raise ConfigError(
+                f"{asker}: {len(mine)} GPUs for each worker, whose engine.tp is {width}",
+                param="gpu",
+            )
+        taken.append(mine)
+    num_workers = Counter(gpu for mine in taken for gpu in mine)
     return [
-        Placement(spec, ordinal, device, devices.count(device))
-        for (spec, ordinal), device in zip(workers, devices, strict=True)
+        Placement(spec, ordinal, mine, max((num_workers[gpu] for gpu in mine), default=1))
+        for (spec, ordinal), mine in zip(workers, taken, strict=True)
     ]
 
 
@@ -158,9 +203,9 @@ def _notes(
     num_auto = sum(p.spec.gpus[p.ordinal] == "auto" for p in placements)
     if num_auto and not free:
         yield "no GPU in use: workers run on the CPU"
-    elif num_auto > len(free):
-        yield f"{num_auto} workers share {len(free)} GPU{'s' if len(free) > 1 else ''}"
-    if len(placements) > 1 and all(placement.device is None for placement in placements):
+    elif any(p.num_sharing > 1 for p in placements if p.spec.gpus[p.ordinal] == "auto"):
+        yield f"{num_auto} workers share {_gpus(len(free))}"
+    if len(placements) > 1 and not any(placement.gpus for placement in placements):
         num_threads = _num_threads(placements, num_cores)
         each = f"{num_threads} compute thread{'s' if num_threads > 1 else ''} each"
         yield f"{len(placements)} workers share {num_cores} cores: {each}"
@@ -169,21 +214,21 @@ def _notes(
 def _plan_worker(
     placement: Placement, topology: Topology, config: EffectiveConfig, num_threads: int
 ) -> RolePlan:
-    spec, device = placement.spec, placement.device
+    spec, gpus = placement.spec, placement.gpus
     origin = "launcher"
     settings = []
-    if device is not None and placement.num_sharing > 1:
+    if gpus and placement.num_sharing > 1:
         # each worker takes its share of the memory that one alone would take
         fraction = round(config.config.engine.kv_memory_fraction / placement.num_sharing, 3)
         settings.append(Setting("engine.kv_memory_fraction", fraction, origin))
     config = config.with_defaults([*settings, *topology.settings, *spec.settings])
     num_threads = max(1, num_threads // config.config.engine.tp)
     config = config.with_defaults([Setting("engine.threads", num_threads, origin)])
-    # CUDA_VISIBLE_DEVICES shows the process one GPU, which is its first
-    engine_device = Setting("engine.device", "cpu" if device is None else "cuda:0", origin)
+    # CUDA_VISIBLE_DEVICES shows the process its own GPUs alone, the first of which is cuda:0
+    engine_device = Setting("engine.device", "cuda:0" if gpus else "cpu", origin)
     config = config.with_settings([engine_device])
     chosen_threads = str(config.config.engine.threads or num_threads)
     variables = dict.fromkeys(THREAD_VARIABLES, chosen_threads)
-    if device is not None:
-        variables["CUDA_VISIBLE_DEVICES"] = device.visible_id
-    return RolePlan(f"{spec.role}-{placement.ordinal}", spec.role, config, device, variables)
+    if gpus:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.visible_id for gpu in gpus)
+    return RolePlan(f"{spec.role}-{placement.ordinal}", spec.role, config, gpus, variables)

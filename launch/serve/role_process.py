@@ -44,6 +44,6 @@ def _process(plan: RolePlan, command: str, arguments: list[str], run_dir: Path) 
         words,
         plan.environment(os.environ),
         run_dir,
-        placement=plan.device.name if plan.device else "CPU",
+        placement=plan.placement,
         pass_fds=() if listen_fd is None or plan.role != "frontend" else (listen_fd,),
     )

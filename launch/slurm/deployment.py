@@ -118,7 +118,10 @@ def cores_for(engine: EngineConfig, gpus: int, cores: int) -> int:
     if engine.tp == 1:
         return cores
     if gpus:
-        raise ConfigError(f"--tp {engine.tp} is served on CPUs only: --gpus 0", param="--tp")
+        if gpus < engine.tp:
+            reason = f"--gpus {gpus}: a worker of --tp {engine.tp} needs as many GPUs"
+            raise ConfigError(reason, param="--gpus")
+        return cores
     needed = engine.tp * (engine.threads or 1)
     if cores and cores < needed:
         raise ConfigError(

@@ -46,16 +46,19 @@ def driver_version() -> str | None:
 
 
 def device_for(gpu: str) -> str:
-    """Return the engine's device for `--gpu`: an index, `cpu` or `auto`.
+    """Return the engine's device for `--gpu`: an index, several as in 0,1, `cpu` or `auto`.
 
     Raise ConfigError with the GPUs of this machine when it lacks that one.
     """
     if gpu in ("auto", "cpu"):
         return gpu
-    if not gpu.isdecimal():
-        raise ConfigError(f"--gpu {gpu}: must be an index, cpu or auto", param="gpu")
-    require_gpu(int(gpu), f"--gpu {gpu}", "--gpu cpu", list_gpus())
-    return f"cuda:{int(gpu)}"
+    indexes = gpu.split(",")
+    if not all(index.isdecimal() for index in indexes):
+        reason = f"--gpu {gpu}: must be an index, cpu or auto; of --tp several, as in 0,1"
+        raise ConfigError(reason, param="gpu")
+    for index in indexes:
+        require_gpu(int(index), f"--gpu {gpu}", "--gpu cpu", list_gpus())
+    return f"cuda:{','.join(str(int(index)) for index in indexes)}"
 
 
 def require_gpu(index: int, asked_by: str, without: str, gpus: Sequence[GpuInfo]) -> GpuInfo:

@@ -107,6 +107,49 @@ def test_a_gpu_that_is_absent_is_named_with_those_there_are(
     assert f"{path}:4: roles.decode.gpu 3" in caught.value.message
 
 
+def test_a_worker_of_several_processes_has_as_many_gpus(tmp_path: Path) -> None:
+    roles = plan_for("disagg-1p1d", num_gpus=4, flags=["--engine.tp=2"]).roles[:2]
+    assert [role.variables["CUDA_VISIBLE_DEVICES"] for role in roles] == ["4,5", "6,7"]
+    assert {role.config.config.engine.device for role in roles} == {"cuda:0"}
+    assert {role.placement for role in roles} == {"2 x GPU model 0", "2 x GPU model 2"}
+
+    path = tmp_path / "t.yaml"
+    path.write_text(
+        "roles:\n  frontend:\n  worker:\n    gpu: [3, 0]\n    config:\n      engine.tp: 2\n"
+        "  decode:\n    gpu: auto\n"
+    )
+    worker, decode, _ = make_plan(parse_topology(path), load_config(), GPUS, 8).roles
+    assert worker.variables["CUDA_VISIBLE_DEVICES"] == "7,4"
+    assert decode.variables["CUDA_VISIBLE_DEVICES"] == "5"
+
+
+def test_workers_of_several_gpus_share_them_where_there_are_too_few_for_all() -> None:
+    plan = plan_for("disagg-1p1d", num_gpus=3, flags=["--engine.tp=2"])
+    visible = [role.variables["CUDA_VISIBLE_DEVICES"] for role in plan.roles[:2]]
+    assert visible == ["4,5", "6,4"]
+    assert [r.config.config.engine.kv_memory_fraction for r in plan.roles[:2]] == [0.425, 0.425]
+    assert any("2 workers share 3 GPUs" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "tp", "reason"),
+    [
+        ("auto", 8, "4 GPUs for a worker of engine.tp 8; give it as many"),
+        ("1", 2, "1 GPU for a worker of engine.tp 2; give it as many, as in `gpu: [0, 1]`"),
+        ("[1, 1]", 2, "1 GPU for a worker of engine.tp 2"),
+        ("[0, 1]", 1, "2 GPUs for each worker, whose engine.tp is 1"),
+    ],
+)
+def test_a_worker_without_a_gpu_for_each_process_is_refused(
+    tmp_path: Path, gpu: str, tp: int, reason: str
+) -> None:
+    path = tmp_path / "t.yaml"
+    path.write_text(f"roles:\n  frontend:\n  decode:\n    gpu: {gpu}\n")
+    with pytest.raises(ConfigError) as caught:
+        make_plan(parse_topology(path), config_of(f"--engine.tp={tp}"), GPUS, 8)
+    assert reason in caught.value.message and "roles.decode.gpu" in caught.value.message
+
+
 def test_a_topology_overrides_the_default_but_not_the_user() -> None:
     assert plan_for("aggregated").roles[0].config.config.disagg.policy == "always_local"
     chosen = plan_for("aggregated", flags=["--disagg.policy=threshold"])
