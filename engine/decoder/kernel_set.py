@@ -20,7 +20,7 @@ from tandem.kernels.reference.linear import Linear, activation_dtype
 from tandem.kernels.reference.paged_attention import plan_decode
 from tandem.kernels.reference.prefill_attention import plan_prefill
 from tandem.kernels.reference.quantized import Matrix
-from tandem.kernels.reference.segments import Multiply, multiply_in_float32
+from tandem.kernels.reference.segments import Multiply
 from tandem.runtime.errors import ConfigError
 
 FEW_TOKENS = 64  # of a step; a product for so many is bound by the weights it reads
@@ -199,7 +199,7 @@ def load_kernels(
         own["multiply_in_float32"] = (
             partial(find("linear", "multiply"), out_dtype=torch.float32)
             if deterministic
-            else multiply_in_float32
+            else find("linear", "multiply_in_float32")
         )
         if deterministic:
             own["pack_share"] = find("linear", "pack_share")

@@ -307,7 +307,7 @@ class ModelRunner:
         if self._clears_started_blocks:
             self._clear(started_blocks(chunks, steps.batch_rows.num_groups, steps.block_size))
         is_recorded = self._graphs is not None and on_layers is None and self._graphs.can_run(step)
-        announce = None
+        announce: Announce | None = None
         if on_layers is not None:
             announce = partial(_announce_layers, on_layers, self._device)
         with self._together(step, changes, announce, boundaries, is_recorded) as announce:

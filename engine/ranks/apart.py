@@ -1,5 +1,6 @@
 """Ranks with a device each: exchanges over torch.distributed, and a KV pool of each one's heads."""
 
+import logging
 from collections.abc import Callable
 
 import torch
@@ -8,6 +9,8 @@ from tandem.engine.architecture.config import ModelConfig
 from tandem.engine.architecture.shard import Shard
 from tandem.kernels.ranks.gathered import GatheredExchange
 from tandem.runtime.errors import ModelError
+
+logger = logging.getLogger(__name__)
 
 # In which the ranks, whose weights are loaded, meet; and the longest that one waits for another,
 # which may be building kernels. An end is noticed at once.
@@ -51,6 +54,7 @@ class ApartRank:
                 "a container, --ipc=host gives the shared memory that they need. Where GPUs can't "
                 "reach one another, start one worker for each, with a model that fits it"
             ) from error
+        logger.info("%d ranks reach one another by %s", shard.size, self._exchange.library)
 
     def own_heads(self, pool: torch.Tensor) -> torch.Tensor:
         """Return `pool`: it has no other heads."""

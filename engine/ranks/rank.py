@@ -102,7 +102,6 @@ def _with_segments_on_gpu(
     kernels: Kernels, multiply: Multiply, model: ModelConfig, num_segments: int
 ) -> Kernels:
     def pack_output(weight: Matrix, in_size: Size) -> Linear:
-        assert isinstance(weight, torch.Tensor)
         unit = cut_unit(model, in_size)
         segments = Segments(weight.shape[1], num_segments, 0, num_segments, unit)
         product = pack_in_segments(weight, segments, multiply)
@@ -139,7 +138,6 @@ class _RankKernels:
     def _pack_part(self, weight: Matrix, segments: Segments) -> Linear:
         multiply = self._kernels.multiply_in_float32
         if multiply is not None:
-            assert isinstance(weight, torch.Tensor)
             return pack_in_segments(weight, segments, multiply)
         from tandem.kernels.cpu.segments import SegmentedLinear
 

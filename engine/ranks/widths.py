@@ -10,6 +10,7 @@ from tandem.engine.config import EngineConfig
 from tandem.runtime.errors import ConfigError
 
 WIDTHS = (1, 2, 4, 8)  # the last as in kernels.cpu.segments, which needs a C compiler
+LEAST_DOT = 16  # inputs of a product's step on GPUs, which share a scale
 _WHOLE_NORMS = ("wide_q_norm", "wide_k_norm")
 
 
@@ -109,8 +110,12 @@ def _obstacle_in_triton(config: EngineConfig, model: ModelConfig) -> str | None:
             "on GPUs, engine.tp_invariant needs engine.deterministic: without, sums run in an "
             "order that other work of a step changes"
         )
-    if model.quantization is not None:
-        return "quantized weights are computed by one GPU; choose files in bfloat16"
+    if model.quantization is not None and config.tp_invariant:
+        return "of quantized weights sums run in the order of tp: leave engine.tp_invariant unset"
+    if model.quantization is not None and model.quantization.rounds_inputs:
+        return "FP8 by FP8 is multiplied by one GPU: leave engine.float8_products off"
+    if model.quantization is not None and model.head_dim % LEAST_DOT:
+        return f"quantized matrices for heads of {model.head_dim} numbers are not cut"
     if model.num_experts:
         return "a mixture of experts is computed by one GPU"
     return None

@@ -124,6 +124,15 @@ def _multiply_expanded(x: torch.Tensor, weight: QuantizedMatrix) -> torch.Tensor
     return out
 
 
+def multiply_in_float32(x: torch.Tensor, weight: Matrix) -> torch.Tensor:
+    """Return `x @ weight.T` without a rounding of the sums; numbers are cuBLAS's."""
+    if not isinstance(weight, torch.Tensor):
+        return multiply(x, weight, out_dtype=torch.float32)
+    if x.device.type == "cuda" and x.dtype != torch.float32:
+        return torch.mm(x, weight.T, out_dtype=torch.float32)
+    return F.linear(x.float(), weight.float())
+
+
 def pack_share(weight: Matrix, num_rows: int) -> Linear:
     """Return pack_linear_in_order of some rows of a matrix that has `num_rows`.
 

@@ -5,6 +5,7 @@ moves numbers: each rank adds up by itself, pairwise, neighbors first.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from itertools import pairwise
 
@@ -35,9 +36,10 @@ class GatheredExchange:
         self.rank, self.num_ranks = rank, num_ranks
         self._device = device
         is_gpu = device.type == "cuda"
+        self.library = "nccl" if is_gpu else "gloo"
         dist.init_process_group(
-            "nccl" if is_gpu else "gloo",
-            store=dist.FileStore(f"{folder}/ranks", num_ranks),
+            self.library,
+            init_method=f"file://{folder}/ranks",
             rank=rank,
             world_size=num_ranks,
             timeout=timedelta(seconds=patience_s),
@@ -108,15 +110,17 @@ class GatheredExchange:
 
     def end(self) -> None:
         """Let every call of this rank that waits fail, or return with numbers that mean nothing."""
-        if dist.is_initialized():
-            group = dist.group.WORLD
-            assert group is not None
-            group.abort()
+        if (group := dist.group.WORLD) is not None:
+            with suppress(RuntimeError):  # it has ended
+                group.abort()
 
     def close(self) -> None:
-        """Leave the group; no call is under way."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        """Leave the group; no call is under way, and the other ranks may have ended."""
+        if not dist.is_initialized():
+            return
+        if self._device.type == "cuda":
+            self.end()  # else NCCL says farewell to the others
+        dist.destroy_process_group()
 
     def _gathered(self, part: torch.Tensor) -> torch.Tensor:
         """Return [num_ranks, *part.shape]; `part` is contiguous."""

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-import torch.nn.functional as F
 
 from tandem.kernels.reference.linear import Linear
+from tandem.kernels.reference.quantized import Matrix
 
 MAX_SEGMENTS = 8  # 2 ** (SEGMENT_LEVELS - 1) of kernels/cpu/segments.h
 
 # x [num_tokens, in], weight [out, in] |-> [num_tokens, out] in float32
-Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Multiply = Callable[[torch.Tensor, Matrix], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +55,17 @@ class Segments:
         return self.in_size // self.unit * segment // self.num_all * self.unit
 
 
-def multiply_in_float32(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return `x @ weight.T` without a rounding of the sums to the dtype of x."""
-    if x.device.type == "cuda" and x.dtype != torch.float32:
-        return torch.mm(x, weight.T, out_dtype=torch.float32)
-    return F.linear(x.float(), weight.float())
-
-
-def pack_in_segments(weight: torch.Tensor, segments: Segments, multiply: Multiply) -> Linear:
+def pack_in_segments(weight: Matrix, segments: Segments, multiply: Multiply) -> Linear:
     """Return the product with the inputs of some segments of a matrix, in float32.
 
-    `weight` [out, len(segments.inputs)] has those alone; of several segments it is copied.
+    `weight` [out, len(segments.inputs)] has those alone; of several segments, of numbers, it is
+    copied.
     """
     assert weight.shape[1] == len(segments.inputs)
     ranges = segments.ranges
     if len(ranges) == 1:
         return lambda x: multiply(x, weight)
+    assert isinstance(weight, torch.Tensor)
     parts = [weight[:, each.start : each.stop].contiguous() for each in ranges]
 
     def linear(x: torch.Tensor) -> torch.Tensor:

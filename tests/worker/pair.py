@@ -71,11 +71,21 @@ class Both:
 
 
 class Pair:
-    """Workers `one` and `two`; the peer computes undisturbed answers and is the client."""
+    """Workers `one` and `two`; the peer computes undisturbed answers and is the client.
 
-    def __init__(self, runtime: RuntimeConfig, model: Path, **config: Any) -> None:
+    `engine_of_one` changes the section of that name of the first.
+    """
+
+    def __init__(
+        self,
+        runtime: RuntimeConfig,
+        model: Path,
+        *,
+        engine_of_one: Mapping[str, object] | None = None,
+        **config: Any,
+    ) -> None:
         self.peer = HandoffPeer(runtime, model, "prefill", TRANSFER)
-        self.one = Both(runtime, model, **config)
+        self.one = Both(runtime, model, engine=engine_of_one, **config)
         self.two = Both(runtime, model, **config)
         self._readers: set[asyncio.Task[None]] = set()
         self._stack = AsyncExitStack()

@@ -78,13 +78,10 @@ def test_all_ranks_replay_the_decode_steps_that_rank_0_replays(
     assert torch.equal(part, whole[: len(part), :, :, :1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "is_busy"),
-    [
-        (signal.SIGKILL, True),
-        pytest.param(signal.SIGSTOP, True, marks=pytest.mark.slow),
-        pytest.param(signal.SIGKILL, False, marks=pytest.mark.slow),
-    ],
+    [(signal.SIGKILL, True), (signal.SIGSTOP, True), (signal.SIGKILL, False)],
 )
 def test_a_rank_that_ends_or_stops_is_named_and_ends_the_others(
     tmp_path: Path, number: signal.Signals, is_busy: bool

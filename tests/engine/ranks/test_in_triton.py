@@ -17,6 +17,8 @@ from tandem.models.random_model import write_random_model
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.wire.messages import SamplingParams, StopConditions
 from tests.engine.ranks.running import config_of
+from tests.engine.tiny_models import make_model
+from tests.engine.weights.quantizers import FORMS, quantize_model
 from tests.kernels.tolerance import on_cpu
 
 pytestmark = [on_cpu, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -74,6 +76,16 @@ def test_ranks_in_the_order_of_their_number_answer_nearly_as_one_process(tmp_pat
     _, whole = answers_and_pool(model, 1)
     _, part = answers_and_pool(model, 2)
     assert torch.allclose(part, whole[: len(part), :, :, :1], atol=1e-5) and part.any()
+
+
+@pytest.mark.parametrize("form", ["fp8 by block", "awq"])
+def test_ranks_of_quantized_matrices(tmp_path: Path, form: str) -> None:
+    make_model(tmp_path / "numbers", "llama", intermediate_size=160)  # in groups of 32
+    quantize_model(tmp_path / "numbers", tmp_path / "codes", *FORMS[form])
+    _, whole = answers_and_pool(tmp_path / "codes", 1)
+    _, part = answers_and_pool(tmp_path / "codes", 2)
+    heads = part.shape[3]
+    assert torch.allclose(part, whole[: len(part), :, :, :heads], atol=1e-5) and part.any()
 
 
 def test_one_order_at_every_number_of_ranks_is_refused_where_products_have_several(

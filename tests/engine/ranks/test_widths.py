@@ -19,6 +19,8 @@ from tandem.runtime.errors import ConfigError
 from tests.engine.ranks.running import config_of
 
 GPU = {"tp": 2, "device": "cuda:0", "kernels": "triton", "tp_invariant": False}
+ONE_ORDER = {"deterministic": True, "tp_invariant": True}
+FLOAT8 = Quantization("float8", 128, rounds_inputs=True)
 MIXTURE = MixtureConfig(4, 128, 0, Routing(2), (True,) * 2)
 
 
@@ -53,7 +55,13 @@ def test_sums_have_as_many_segments_as_heads_can_be_dealt(
         ({"tp": 2}, {"quantization": Quantization("awq"), "head_dim": 20}, "heads of 20 numbers"),
         (GPU | {"kernels": "torch"}, {}, 'the kernels in Triton, not "torch"'),
         (GPU | {"tp_invariant": True}, {}, "engine.tp_invariant needs engine.deterministic"),
-        (GPU, {"quantization": Quantization("awq")}, "quantized weights are computed by one GPU"),
+        (
+            GPU | ONE_ORDER,
+            {"quantization": Quantization("awq")},
+            "of quantized weights sums run in",
+        ),
+        (GPU, {"quantization": FLOAT8}, "leave engine.float8_products off"),
+        (GPU, {"quantization": Quantization("awq"), "head_dim": 24}, "heads of 24 numbers"),
         (GPU, {"mixture": MIXTURE}, "a mixture of experts is computed by one GPU"),
         ({"tp": 2, "kernels": "torch"}, {}, 'needs the kernels in C, not "torch"'),
         ({"tp": 2, "emulate": "h100/llama-3.1-8b"}, {}, "an emulated device is one"),
