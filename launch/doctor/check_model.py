@@ -55,10 +55,14 @@ def _check_memory(
     """Return the tokens that fit beside the weights; a failure where not even one block does."""
     import torch
 
+    from tandem.engine.architecture.shard import Shard
     from tandem.engine.memory.kv_blocks import bytes_per_token
 
     device = torch.device(resolved.device)
     if device.type == "cuda":
+        if resolved.tp > 1:  # with as many GPUs, of which each has a share
+            weights_bytes //= resolved.tp
+            config = Shard(config, resolved.tp, 0).config
         total = torch.cuda.mem_get_info(device)[1]
         budget = int(total * engine.kv_memory_fraction) - weights_bytes
         asked = budget
@@ -76,7 +80,11 @@ def _check_memory(
         f"on {resolved.device} {max(0, budget) // token_bytes:,} tokens fit beside the weights"
     )
     if asked < first_bytes * (resolved.block_size or 1):
-        return fail("model memory", sizes, "use a device with more memory or a smaller model")
+        return fail(
+            "model memory",
+            sizes,
+            "use a device with more memory, several by --tp, or a smaller model",
+        )
     return ok("model memory", f"{sizes}, {asked // token_bytes:,} as configured")
 
 

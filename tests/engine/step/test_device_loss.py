@@ -42,6 +42,20 @@ def test_a_step_whose_tokens_do_not_come_loses_the_device(is_sticky: bool) -> No
         step.tokens()
 
 
+class DrawnTokens:
+    def read(self) -> None:
+        raise AssertionError("numbers of an exchange that was broken off are read")
+
+
+def test_tokens_of_a_step_that_ended_with_a_lost_rank_are_not_read() -> None:
+    def check() -> None:
+        raise DeviceLostError("rank 1 of 2 was killed by SIGKILL")
+
+    step = LaunchedStep(torch.device("cpu"), HostTiming(), DrawnTokens(), None, check)  # type: ignore[arg-type]
+    with pytest.raises(DeviceLostError, match="rank 1 of 2"):
+        step.tokens()
+
+
 class LateTokens:
     def read(self) -> None:
         raise UndrawnError([], {0: None})
