@@ -82,3 +82,11 @@ def test_a_chip_that_is_not_here_has_the_multiprocessors_of_its_kind(
         monkeypatch.setattr(tuned, "architecture", lambda arch=arch: arch)
         counts.append(tuned.num_multiprocessors(torch.device("meta")))
     assert counts == [108, 108, 132, 148]
+
+
+def test_no_build_cuts_contexts_by_the_number_of_heads() -> None:
+    """Ranks have a share of the heads each, and the bits of one process."""
+    lines = json.loads(tuned.TABLE.read_text())
+    assert not any(
+        line["fills_alone"] for chip in lines.values() for line in chip["paged_attention"].values()
+    )
