@@ -214,16 +214,7 @@ class ModelRunner:
     def _num_blocks_of_all(self, model: AnyModel, kernels: Kernels, longest: int) -> int:
         """Return how many blocks fit every rank's GPU beside the largest steps."""
         num_blocks = self._num_blocks_beside_steps(model, kernels, longest)
-        if self._rank is None:
-            return num_blocks
-        least = self._rank.least(num_blocks)
-        if least < num_blocks:
-            logger.warning(
-                "%s has memory for %d KV blocks, and another rank's for %d, which all then have: "
-                "see with nvidia-smi what else runs there",
-                *(self._device, num_blocks, least),
-            )
-        return least
+        return num_blocks if self._rank is None else self._rank.agree(num_blocks)
 
     def _num_blocks_beside_steps(self, model: AnyModel, kernels: Kernels, longest: int) -> int:
         """Return how many blocks fit a GPU beside the largest steps, by running those."""

@@ -15,6 +15,7 @@ logger = logging.getLogger(__name__)
 # In which the ranks, whose weights are loaded, meet; and the longest that one waits for another,
 # which may be building kernels. An end is noticed at once.
 PATIENCE_S = 600.0
+UNEVEN = 1.1  # times as many KV blocks as another rank's
 
 
 class ApartRank:
@@ -60,8 +61,16 @@ class ApartRank:
         """Return `pool`: it has no other heads."""
         return pool
 
-    def least(self, number: int) -> int:
-        return self.exchange.least(number)
+    def agree(self, num_blocks: int) -> int:
+        """Return the least number of all ranks; say so where others have far more memory."""
+        least, most = self.exchange.least(num_blocks), -self.exchange.least(-num_blocks)
+        if most > UNEVEN * least:
+            logger.warning(
+                "the GPUs of this model have memory for %d to %d KV blocks, and each gets %d: "
+                "nvidia-smi shows what else runs on them",
+                *(least, most, least),
+            )
+        return least
 
     def share(self, drawn: torch.Tensor) -> None:
         self.exchange.share(drawn)

@@ -64,8 +64,8 @@ class Rank(Protocol):
     def own_heads(self, pool: torch.Tensor) -> torch.Tensor:
         """Return this rank's heads of a pool, as a view."""
 
-    def least(self, number: int) -> int:
-        """Return the least of all ranks' numbers."""
+    def agree(self, num_blocks: int) -> int:
+        """Return the KV blocks of all ranks, of which this one has memory for `num_blocks`."""
 
     def share(self, drawn: torch.Tensor) -> None:
         """Fill `drawn` with rank 0's, where `draws_apart`."""

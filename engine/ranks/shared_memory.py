@@ -72,9 +72,9 @@ class SharedRank:
         heads = self.shard.kv_heads
         return pool[:, :, :, heads.start : heads.stop]
 
-    def least(self, number: int) -> int:
+    def agree(self, num_blocks: int) -> int:
         """Return the number: all ranks derive it from one configuration."""
-        return number
+        return num_blocks
 
     def share(self, drawn: torch.Tensor) -> None:
         """Do nothing: each step's message has its tokens."""

@@ -13,8 +13,11 @@ import psutil
 import pytest
 import torch
 
+from tandem.engine.architecture.config import ModelConfig
+from tandem.engine.architecture.shard import Shard
 from tandem.engine.core.engine import Engine
 from tandem.engine.execution.model_runner import ModelRunner
+from tandem.engine.ranks.apart import ApartRank
 from tandem.engine.schedule.sequence import Sequence
 from tandem.engine.step.outcome import DeviceLostError
 from tandem.models.random_model import write_random_model
@@ -105,3 +108,17 @@ def test_a_rank_that_ends_or_stops_is_named_and_ends_the_others(
     finally:
         runner.close()
     assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize(("others", "is_said"), [(100, False), (109, False), (120, True)])
+def test_ranks_have_the_blocks_of_the_fullest_device_and_say_what_others_could_hold(
+    others: int, is_said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Beside:
+        def least(self, number: int) -> int:
+            return min(number, others if number > 0 else -others)
+
+    rank = ApartRank(Shard(ModelConfig.__new__(ModelConfig), 2, 0), torch.device("cpu"), "", int)
+    rank._exchange = Beside()  # type: ignore[assignment]
+    assert rank.agree(100) == 100
+    assert ("for 100 to 120 KV blocks, and each gets 100" in caplog.text) == is_said
