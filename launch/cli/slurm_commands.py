@@ -68,7 +68,8 @@ class Jobs:
         str | None, typer.Option(help="Time limit of a worker, as in 24:00:00; then another comes.")
     ] = None
     gpus: Annotated[
-        int, typer.Option(min=0, max=1, help="GPU of a worker, which computes on one; 0: CPU.")
+        int,
+        typer.Option(min=0, max=8, help="GPUs of a worker, one for each --tp process; 0: CPU."),
     ] = 1
     cpus: Annotated[
         int,

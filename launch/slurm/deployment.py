@@ -111,7 +111,7 @@ def folder_of(name: str, wanted: Path | None) -> Path:
 
 
 def cores_for(engine: EngineConfig, gpus: int, cores: int) -> int:
-    """Return the cores of a worker: `cores`, or as many as its processes have threads.
+    """Return the cores of a worker: `cores`, or as many as its processes have threads on a CPU.
 
     0 leaves them to Slurm. Raise ConfigError where the processes of a worker do not fit.
     """
@@ -121,7 +121,7 @@ def cores_for(engine: EngineConfig, gpus: int, cores: int) -> int:
         if gpus < engine.tp:
             reason = f"--gpus {gpus}: a worker of --tp {engine.tp} needs as many GPUs"
             raise ConfigError(reason, param="--gpus")
-        return cores
+        return cores or engine.tp
     needed = engine.tp * (engine.threads or 1)
     if cores and cores < needed:
         raise ConfigError(

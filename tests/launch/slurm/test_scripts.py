@@ -126,7 +126,7 @@ def test_the_processes_of_a_worker_have_a_core_for_each_thread() -> None:
     assert cores_for(EngineConfig(), 1, 0) == 0  # Slurm's default
     assert cores_for(EngineConfig(tp=2), 0, 0) == 2
     assert cores_for(EngineConfig(tp=2, threads=3), 0, 8) == 8
-    assert cores_for(EngineConfig(tp=2), 2, 0) == 0
+    assert cores_for(EngineConfig(tp=2), 2, 0) == 2
     with pytest.raises(ConfigError, match="--gpus 1: a worker of --tp 2 needs as many GPUs"):
         cores_for(EngineConfig(tp=2), 1, 0)
     with pytest.raises(ConfigError, match="2 processes have 6 threads"):
