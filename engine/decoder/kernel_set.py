@@ -119,6 +119,8 @@ class Kernels:
     pack_head: Callable[[Matrix], Linear] | None = None
     # x @ weight.T in float32, of which ranks make a product in segments; None: C has its own.
     multiply_in_float32: Multiply | None = None
+    # Of experts too, the sum of a token's results, of which each rank has a part.
+    pack_experts_in_float32: Callable[[ExpertWeights], Experts] | None = None
     # The product with some rows of a matrix of so many, in the order of sums that all have; None:
     # pack_linear, whose order is one, or any.
     pack_share: Callable[[Matrix, int], Linear] | None = None
@@ -201,6 +203,7 @@ def load_kernels(
             if deterministic
             else find("linear", "multiply_in_float32")
         )
+        own["pack_experts_in_float32"] = find("experts", "pack_experts_in_float32")
         if deterministic:
             own["pack_share"] = find("linear", "pack_share")
     if kind == "triton" and cascade_attention:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from zlib import crc32
 
 import torch
 
@@ -48,6 +49,7 @@ class ApartRank:
         try:
             self._exchange = GatheredExchange(*where, PATIENCE_S)
             self._exchange.check()
+            self._check_kind(self._exchange)
         except RuntimeError as error:
             raise ModelError(
                 f"the {shard.size} ranks of the model do not reach one another: {error}; "
@@ -56,6 +58,15 @@ class ApartRank:
                 "reach one another, start one worker for each, with a model that fits it"
             ) from error
         logger.info("%d ranks reach one another by %s", shard.size, self._exchange.library)
+
+    def _check_kind(self, exchange: GatheredExchange) -> None:
+        """Raise ModelError for GPUs of several kinds: numbers that all compute would differ."""
+        if self._device.type != "cuda":
+            return
+        name = torch.cuda.get_device_name(self._device)
+        number = crc32(name.encode())
+        if exchange.least(number) != -exchange.least(-number):
+            raise ModelError(f"ranks need GPUs of one kind, and {self._device} is {name}")
 
     def own_heads(self, pool: torch.Tensor) -> torch.Tensor:
         """Return `pool`: it has no other heads."""

@@ -144,6 +144,11 @@ class _RankKernels:
         return SegmentedLinear(weight, segments, torch.float32)
 
     def _pack_experts(self, experts: ExpertWeights) -> Experts:
+        if self._kernels.pack_experts_in_float32 is not None:
+            if self._shard.index:
+                experts = replace(experts, down_bias=None)  # rank 0 adds it
+            parts, rank = self._kernels.pack_experts_in_float32(experts), self._rank
+            return lambda x, *choices: rank.exchange.add_up(parts(x, *choices), x.dtype)
         forms = {isinstance(part, torch.Tensor) for part in (experts.gate_up, experts.down)}
         if len(forms) > 1:
             raise ModelError(

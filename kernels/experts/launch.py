@@ -89,14 +89,20 @@ def pack_experts(experts: ExpertWeights) -> Experts:
     return partial(_compute, experts=experts)
 
 
+def pack_experts_in_float32(experts: ExpertWeights) -> Experts:
+    """Return pack_experts without a rounding of the sums to the dtype of x."""
+    return partial(_compute, experts=experts, out_dtype=torch.float32)
+
+
 def _compute(
     x: torch.Tensor,  # [num_tokens, hidden_size]
     expert_ids: torch.Tensor,  # [num_tokens, num_chosen] int32
     weights: torch.Tensor,  # [num_tokens, num_chosen] float32
     experts: ExpertWeights,
+    out_dtype: torch.dtype | None = None,  # None: that of x
 ) -> torch.Tensor:
     (num_tokens, hidden_size), num_chosen = x.shape, expert_ids.shape[1]
-    out = torch.empty((num_tokens, hidden_size), dtype=x.dtype, device=x.device)
+    out = torch.empty((num_tokens, hidden_size), dtype=out_dtype or x.dtype, device=x.device)
     if num_tokens == 0:
         return out
     assert x.stride(1) == 1 and expert_ids.is_contiguous() and weights.is_contiguous()

@@ -21,7 +21,7 @@ from tests.engine.tiny_models import make_model
 from tests.engine.weights.quantizers import FORMS, quantize_model
 from tests.kernels.tolerance import on_cpu
 
-pytestmark = [on_cpu, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [on_cpu, pytest.mark.slow, pytest.mark.timeout(600)]
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 320,
@@ -84,6 +84,20 @@ def test_ranks_of_quantized_matrices(tmp_path: Path, form: str) -> None:
     quantize_model(tmp_path / "numbers", tmp_path / "codes", *FORMS[form])
     _, whole = answers_and_pool(tmp_path / "codes", 1)
     _, part = answers_and_pool(tmp_path / "codes", 2)
+    heads = part.shape[3]
+    assert torch.allclose(part, whole[: len(part), :, :, :heads], atol=1e-5) and part.any()
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_moe", "gpt_oss"])
+def test_ranks_of_a_mixture_of_experts(tmp_path: Path, model_type: str) -> None:
+    """Beside a shared expert, or interleaved, with biases, which are added once."""
+    changes: dict[str, Any] = {"num_local_experts": 6, "intermediate_size": 64}
+    if model_type == "qwen2_moe":
+        changes = {"num_experts": 6, "moe_intermediate_size": 48, "num_experts_per_tok": 3}
+        changes["shared_expert_intermediate_size"] = 40
+    make_model(tmp_path, model_type, **changes)
+    _, whole = answers_and_pool(tmp_path, 1)
+    _, part = answers_and_pool(tmp_path, 2)
     heads = part.shape[3]
     assert torch.allclose(part, whole[: len(part), :, :, :heads], atol=1e-5) and part.any()
 
