@@ -58,10 +58,9 @@ class Jobs:
     standby: Annotated[
         bool,
         typer.Option(
-            "--standby",
-            help="A second service job, on another node, which takes over when the first is lost.",
+            help="A second service job, on another node, which takes over when the first is lost."
         ),
-    ] = False
+    ] = True
     role: Annotated[WorkerRole, typer.Option("--role", "-r", help="Role of the workers.")] = "both"
     partition: Annotated[str | None, typer.Option("--partition", "-p")] = None
     time: Annotated[

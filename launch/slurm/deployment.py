@@ -1,6 +1,5 @@
 """A deployment on Slurm: its settings, and its files in a folder that all nodes share."""
 
-import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from tandem.config.model import EffectiveConfig, load_config
 from tandem.config.sources import Setting
 from tandem.engine.config import EngineConfig
 from tandem.launch.serve.plan import RolePlan
+from tandem.launch.slurm.turn import Services, serving
 from tandem.launch.supervise.run_dir import make_run_dir
 from tandem.runtime.errors import ConfigError, NotFoundError
 from tandem.runtime.local.home import writable_home
@@ -49,7 +49,7 @@ class Deployment(msgspec.Struct, frozen=True):
     worker: JobOptions
     notice_s: int  # from Slurm's signal to the end of a job's time
     max_requeues: int
-    has_standby: bool = False  # a second service job
+    has_standby: bool = True  # a second service job
 
     @property
     def standby_job(self) -> str:
@@ -78,12 +78,9 @@ class Deployment(msgspec.Struct, frozen=True):
         """The file in which a worker's job notes the host and the pid of its worker."""
         return self.path / "workers" / job_id
 
-    def http_url(self) -> str | None:
-        """Return the address of the frontend; None before there is one."""
-        try:
-            return str(json.loads(self.services_file.read_text())["http_url"])
-        except (OSError, ValueError, KeyError):
-            return None
+    def services(self) -> Services | None:
+        """Return the addresses of NATS, etcd and the frontend; None before there are any."""
+        return serving(self.services_file)
 
     def scaled(self, num_workers: int) -> "Deployment":
         return msgspec.structs.replace(self, num_workers=num_workers)

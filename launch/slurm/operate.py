@@ -38,9 +38,10 @@ def up(
         raise
     members.until_serving(deployment.num_workers, members.worker_jobs)
     if deployment.has_standby:
-        reporter.done(f"job {_submit_standby(deployment, members)}: stands by")
+        _submit_standby(deployment, members, reporter)
     reporter.done(f"{deployment.num_workers} workers serve; logs: {deployment.path / 'logs'}")
-    reporter.output(deployment.http_url() or "")
+    services = deployment.services()
+    reporter.output("" if services is None else services.http_url)
 
 
 def show_status(deployment: Deployment, reporter: Reporter, timeout_s: float) -> None:
@@ -48,6 +49,7 @@ def show_status(deployment: Deployment, reporter: Reporter, timeout_s: float) ->
     members = Members(deployment, reporter, timeout_s)
     service, workers = members.service_jobs(), members.worker_jobs()
     serving = members.serving(workers)
+    services = deployment.services()
     table = Table(box=None, pad_edge=False)
     for heading in ("job", "what", "node", "state", "worker", "running", "waiting"):
         table.add_column(heading, overflow="fold")
@@ -58,13 +60,16 @@ def show_status(deployment: Deployment, reporter: Reporter, timeout_s: float) ->
         if worker is not None and status is not None:
             load = status.load
             cells = [worker.instance.instance_id[:8], str(load.num_running), str(load.num_waiting)]
-        table.add_row(job.id, job.title, job.node, job.why, *cells)
+        stands_by = job.index is None and services is not None and job.job_id != services.job_id
+        what = f"{job.title}, stands by" if stands_by else job.title
+        table.add_row(job.id, what, job.node, job.why, *cells)
     console = wide_console()
     console.print(table)
     if not service:
         console.print(f"no service job: `tandem slurm up` starts {deployment.name}")
-    elif (url := deployment.http_url()) is not None:
-        console.print(f"{len(serving)} of {deployment.num_workers} workers serve at {url}")
+    elif services is not None:
+        count = f"{len(serving)} of {deployment.num_workers}"
+        console.print(f"{count} workers serve at {services.http_url}")
 
 
 def show_log(deployment: Deployment, worker: int | None, num_lines: int) -> None:
@@ -120,10 +125,15 @@ def down(deployment: Deployment, reporter: Reporter, timeout_s: float) -> None:
     reporter.done(f"{deployment.name} is down; logs: {deployment.path / 'logs'}")
 
 
-def _submit_standby(deployment: Deployment, members: Members) -> str:
+def _submit_standby(deployment: Deployment, members: Members, reporter: Reporter) -> None:
     nodes = ",".join(job.node for job in members.service_jobs() if job.node)
     name, elsewhere = f"--job-name={deployment.standby_job}", f"--exclude={nodes}"
-    return submit(deployment.path / SERVICE, name, elsewhere)
+    try:
+        job = submit(deployment.path / SERVICE, name, elsewhere)
+    except ServiceError as error:
+        reporter.warn(f"no other node can stand by for the services of {nodes}: {error.message}")
+    else:
+        reporter.done(f"job {job}: stands by for the first one on another node")
 
 
 def _submit_workers(deployment: Deployment, indices: Sequence[int], reporter: Reporter) -> str:

@@ -101,10 +101,11 @@ def _directives(deployment: Deployment, job: str, log: str, options: JobOptions)
         "--open-mode=append",
         "--nodes=1",
         "--ntasks=1",
-        "--exclusive=user",
         "--requeue",
         f"--signal=B:USR1@{deployment.notice_s}",
     ]
+    if job == deployment.worker_job:  # the services are on the network in any case
+        words.append("--exclusive=user")
     if options.partition is not None:
         words.append(f"--partition={options.partition}")
     if options.time is not None:
@@ -112,5 +113,6 @@ def _directives(deployment: Deployment, job: str, log: str, options: JobOptions)
     if options.gpus:
         words.append(f"--gres=gpu:{options.gpus}")
     if options.cpus:
-        words.append(f"--cpus-per-task={options.cpus}")
+        # a task of N of Slurm's CPUs would get N / 2 cores where each has two threads
+        words += [f"--cpus-per-task={options.cpus}", "--threads-per-core=1"]
     return "\n".join(f"#SBATCH {shlex.quote(word)}" for word in [*words, *options.others])

@@ -1,6 +1,7 @@
 """Whose turn it is to serve: of a deployment's service jobs, the one that services.json names."""
 
 import asyncio
+import math
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -12,6 +13,7 @@ from tandem.runtime.local.ports import http_status
 from tandem.runtime.local.private_file import write_private
 
 SILENCE_S = 3.0  # a frontend that answers nothing for longer is replaced
+RESTART_S = 8.0  # the same while its host refuses connections: its script starts it again there
 POLL_S = 0.25
 
 
@@ -31,19 +33,17 @@ class Turn:
         self._path, self._job_id = path, job_id
 
     def now(self) -> Services | None:
-        """Return what the file says; None without a file that can be read."""
-        try:
-            return msgspec.json.decode(self._path.read_bytes(), type=Services)
-        except (OSError, msgspec.MsgspecError):
-            return None
+        """Return what the file says, as `serving`."""
+        return serving(self._path)
 
     async def until_mine(self) -> None:
         """Return at once where no other job serves, else when it leaves or is silent."""
         seen, answered_s = None, time.perf_counter()
         while (now := self.now()) is not None and now.job_id not in ("", self._job_id):
-            if now != seen or await _answers(now.http_url):
+            patience_s = await _patience_s(now.http_url)
+            if now != seen or patience_s == math.inf:
                 seen, answered_s = now, time.perf_counter()
-            elif time.perf_counter() - answered_s > SILENCE_S:
+            elif time.perf_counter() - answered_s > patience_s:
                 return
             await asyncio.sleep(POLL_S)
 
@@ -66,11 +66,21 @@ class Turn:
         write_private(self._path, msgspec.json.encode(services).decode())
 
 
-async def _answers(http_url: str) -> bool:
+def serving(path: Path) -> Services | None:
+    """Return the services that `services.json` names; None without a file that can be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Services)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+async def _patience_s(http_url: str) -> float:
+    """Return how long a frontend may go on as it is now: without end where it answers (s)."""
     url = urlsplit(http_url)
     try:
         port = url.port or 0
         await http_status(url.hostname or "", port, "/live", SILENCE_S / 2, scheme=url.scheme)
-    except (ServiceError, ValueError):
-        return False
-    return True
+    except (ServiceError, ValueError) as error:
+        is_refused = isinstance(error.__cause__, ConnectionRefusedError)
+        return RESTART_S if is_refused else SILENCE_S
+    return math.inf

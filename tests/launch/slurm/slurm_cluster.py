@@ -33,8 +33,9 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core,CR_LLN
 SlurmdParameters=config_overrides
 ReturnToService=2
-SlurmdTimeout=10
-SchedulerParameters=batch_sched_delay=0,sched_interval=5,sched_min_interval=0
+SlurmdTimeout=5
+MessageTimeout=5
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 MpiDefault=none
@@ -52,13 +53,20 @@ ConstrainDevices=no
 
 
 class SlurmCluster:
-    """Slurm over some hosts, `num_cpus` cores each; `with` starts and ends it."""
+    """Slurm over some hosts, `num_cpus` cores each; `with` starts and ends it.
 
-    def __init__(self, hosts: Hosts, num_cpus: int = 2) -> None:
+    `has_gpus`: a host has two devices that Slurm takes for GPUs, and two threads on each core.
+    """
+
+    def __init__(self, hosts: Hosts, num_cpus: int = 2, *, has_gpus: bool = False) -> None:
         # munged wants every folder on the way to its socket open to all, which pytest's are not
         self._temporary = tempfile.TemporaryDirectory(prefix="slurm-")
         self.hosts, self._folder = hosts, Path(self._temporary.name)
-        self._num_cpus = num_cpus
+        self._node = f"CPUs={num_cpus} RealMemory=2000"
+        self._has_gpus = has_gpus
+        if has_gpus:
+            cores = f"Sockets=1 CoresPerSocket={num_cpus} ThreadsPerCore=2"
+            self._node = f"{cores} RealMemory=2000 Gres=gpu:2"
         self._daemons: list[subprocess.Popen[bytes]] = []
         self.slurmds: dict[str, subprocess.Popen[bytes]] = {}
         self.conf = self._folder / "slurm.conf"
@@ -78,9 +86,12 @@ class SlurmCluster:
         (folder / "state").mkdir()
         (folder / "cgroup.conf").write_text(CGROUP)
         nodes = "\n".join(
-            f"NodeName={host.name} NodeAddr={host.address} CPUs={self._num_cpus} RealMemory=2000"
-            for host in self.hosts.all
+            f"NodeName={host.name} NodeAddr={host.address} {self._node}" for host in self.hosts.all
         )
+        if self._has_gpus:
+            nodes = f"GresTypes=gpu\n{nodes}"
+            devices = ("Name=gpu File=/dev/null", "Name=gpu File=/dev/zero")
+            (folder / "gres.conf").write_text("\n".join(devices))
         self.conf.write_text(
             CONF.format(
                 address=self.hosts.address,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.certificates import Authority
 from tests.e2e.cluster import write_sensitive_model
-from tests.launch.slurm.slurm_cluster import SlurmCluster
+from tests.launch.slurm.slurm_cluster import SlurmCluster, processes_of
 from tests.services import eventually
 
 COMMAND_S = 240.0
@@ -50,6 +50,23 @@ class Tandem:
         """The running jobs of a name: id |-> host."""
         lines = self.slurm.run("squeue", "-h", "-r", "-t", "R", "-n", name, "-o", "%i %N")
         return dict(line.split() for line in lines.splitlines())
+
+    def is_ready(self, job: str, num_requeues: int) -> bool:
+        """True when a service job has begun so often anew, and its services run."""
+        log = (self.state / "logs" / "service.log").read_text()
+        return "services run" in log.partition(f"job {job}, requeued {num_requeues} times")[2]
+
+    def host_of_services(self) -> str:
+        """The host of the service job whose turn it is."""
+        job = self.services()["job_id"]
+        return self.slurm.run("squeue", "-h", "-j", job, "-o", "%N").strip()
+
+    def service_process(self) -> int:
+        """The process of the service job whose turn it is."""
+        pids = processes_of("tandem.launch slurm service", self.state)
+        mark = f"SLURM_JOB_ID={self.services()['job_id']}\0"
+        (pid,) = [pid for pid in pids if mark in Path(f"/proc/{pid}/environ").read_text()]
+        return pid
 
     async def serves(self, count: int) -> bool:
         """True when `tandem slurm status` shows just so many workers as serving."""

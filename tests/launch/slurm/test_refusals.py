@@ -97,6 +97,7 @@ def test_the_processes_of_a_worker_are_one_job_and_begin_anew_together(
     up = tandem(slurm, "up", "bundled", *words, *place)
     try:
         assert up.returncode == 0, up.stderr
+        assert "no other node can stand by" in up.stderr
         jobs = slurm.run("squeue", "-h", "-n", "tandem-worker", "-o", "%C %D")
         assert jobs.split() == ["2", "1"]  # cores, nodes
         asyncio.run(_loses_a_rank(up.stdout.strip(), state))

@@ -11,34 +11,11 @@ from pathlib import Path
 import pytest
 
 from tandem.engine.config import EngineConfig
-from tandem.launch.slurm.deployment import Deployment, JobOptions, cores_for
+from tandem.launch.slurm.deployment import cores_for
 from tandem.launch.slurm.scripts import SERVICE, WORKER, render
 from tandem.runtime.errors import ConfigError
+from tests.launch.slurm.unsubmitted import deployment_in
 from tests.processes import line_until
-
-NO_OPTIONS = JobOptions()
-
-
-def deployment_in(folder: Path, *launch: str, requeues: int = 3) -> Deployment:
-    for part in ("logs", "workers"):
-        (folder / part).mkdir(parents=True)
-    (folder / "secrets").write_text("export TANDEM_RUNTIME__CLUSTER_TOKEN='a b'\n")
-    (folder / "services.json").write_text("{}")
-    return Deployment(
-        name="tandem",
-        folder=str(folder),
-        launch=launch or (sys.executable, "-m", "tandem.launch"),
-        model="/models/with space",
-        model_name=None,
-        role="both",
-        interface="ib0",
-        num_workers=2,
-        num_spare=0,
-        service=NO_OPTIONS,
-        worker=JobOptions("gpu", "24:00:00", 2, 4, ("--account=x y",)),
-        notice_s=90,
-        max_requeues=requeues,
-    )
 
 
 def test_a_script_is_short_and_has_the_options(tmp_path: Path) -> None:
@@ -53,6 +30,7 @@ def test_a_script_is_short_and_has_the_options(tmp_path: Path) -> None:
         *("--partition=gpu", "--time=24:00:00", "--gres=gpu:2", "--cpus-per-task=4"),
         *("--account=x y", "--signal=B:USR1@90", "--requeue", "--exclusive=user"),
     } <= set(directives)
+    assert "exclusive" not in scripts[SERVICE]  # its node may have other users, too
     assert "--gpu cpu" not in scripts[WORKER]
     assert "'/models/with space'" in scripts[WORKER]
 
@@ -97,6 +75,14 @@ class Run:
 
     def notes(self) -> list[str]:
         return self._notes.read_text().splitlines() if self._notes.exists() else []
+
+    def noted(self) -> list[str]:
+        """Wait until the script has noted its process, maybe after the first words of that one."""
+        path, deadline = self.state / "workers" / "12", time.monotonic() + 60
+        while not (words := path.read_text().split() if path.exists() else []):
+            assert time.monotonic() < deadline, "the script has not noted where its process runs"
+            time.sleep(0.01)
+        return words
 
     def end(self) -> tuple[int, str]:
         out, _ = self.process.communicate(timeout=60)
@@ -162,12 +148,7 @@ def test_a_signal_lets_the_process_leave_and_only_the_limit_brings_a_successor(
     run = Run(tmp_path, DRAINS, script)
     lines: list[str] = []
     line_until("serves", run.process, lines)
-    # written once the process has started, which may be later than its first words
-    noted, deadline = run.state / "workers" / "12", time.monotonic() + 60
-    while not (words := noted.read_text().split() if noted.exists() else []):
-        assert time.monotonic() < deadline, "the script has not noted where its process runs"
-        time.sleep(0.01)
-    assert words[0] == os.uname().nodename
+    assert run.noted()[0] == os.uname().nodename
     run.process.send_signal(number)
     code, out = run.end()
     assert code == 0, out
@@ -178,6 +159,7 @@ def test_a_signal_lets_the_process_leave_and_only_the_limit_brings_a_successor(
 def test_a_term_of_slurm_reaches_the_process_once(tmp_path: Path) -> None:
     run = Run(tmp_path, DRAINS, WORKER)
     line_until("serves", run.process, [])
+    run.noted()
     os.killpg(run.process.pid, signal.SIGTERM)  # as Slurm does, to all processes of a job
     code, out = run.end()
     assert (code, run.notes()) == (0, [])

@@ -28,22 +28,32 @@ async def test_a_job_serves_at_once_unless_another_does(tmp_path: Path) -> None:
         assert await one.until_lost() == other.now()
 
 
-async def test_a_job_stands_by_while_another_answers_and_takes_over_when_it_is_silent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_refused", [False, True])
+async def test_a_job_stands_by_while_another_answers_and_takes_over_when_it_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_refused: bool
 ) -> None:
-    monkeypatch.setattr(turn, "SILENCE_S", 0.6)
+    short_s, never_s = 0.6, 1e6
+    monkeypatch.setattr(turn, "SILENCE_S", never_s if is_refused else short_s)
+    monkeypatch.setattr(turn, "RESTART_S", short_s if is_refused else never_s)
+    is_silent = False
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        if is_silent:
+            await reader.read()  # until the other end gives up
+        else:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
         writer.close()
 
     port = free_port()
     one, other = Turn(tmp_path / "services.json", "1"), Turn(tmp_path / "services.json", "2")
-    async with await asyncio.start_server(answer, "127.0.0.1", port):
+    async with await asyncio.start_server(answer, "127.0.0.1", port) as server:
         one.take("nats://a", "http://a", f"http://127.0.0.1:{port}")
         waiting = asyncio.create_task(other.until_mine())
-        await asyncio.wait([waiting], timeout=turn.SILENCE_S * 1.5)
+        await asyncio.wait([waiting], timeout=short_s * 1.5)
         assert not waiting.done()
-    async with asyncio.timeout(PATIENCE_S):
-        await waiting
+        is_silent = True
+        if is_refused:
+            server.close()
+        async with asyncio.timeout(PATIENCE_S):
+            await waiting
