@@ -88,17 +88,26 @@ class StreamLoad:
         return time.perf_counter() - begun_s
 
     @asynccontextmanager
-    async def running(self, num_callers: int = 3) -> AsyncIterator[Record]:
-        """Ask all the time while the body runs, then finish; the record is whole at the end."""
+    async def running(
+        self, num_callers: int = 3, *, hangs_up: bool = False
+    ) -> AsyncIterator[Record]:
+        """Ask all the time while the body runs, then finish; the record is whole at the end.
+
+        `hangs_up`: requests are given up at the end; a host that is lost does not end them.
+        """
         record, stop = Record(), asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            for caller in range(num_callers):
+            callers = [
                 group.create_task(self._keep_asking(caller, record, stop))
+                for caller in range(num_callers)
+            ]
             try:
                 await eventually(lambda: record.num_right >= num_callers)
                 yield record
             finally:
                 stop.set()
+                for caller in callers if hangs_up else ():
+                    caller.cancel()
 
     async def _keep_asking(self, caller: int, record: Record, stop: asyncio.Event) -> None:
         draw = random.Random(caller)

@@ -1,11 +1,12 @@
 """The load that judges clusters: it misses no request without a right answer."""
 
+import asyncio
 import json
 
 import pytest
 from aiohttp import web
 
-from tests.services import eventually
+from tests.services import PATIENCE_S, eventually
 from tests.stream_load import StreamLoad
 
 
@@ -14,8 +15,10 @@ class Server:
 
     url = ""
     fault = ""
+    num_silent = 0
 
     def __init__(self) -> None:
+        self.end = asyncio.Event()
         app = web.Application()
         app.router.add_post("/v1/completions", self._answer)
         self.runner = web.AppRunner(app)
@@ -27,9 +30,13 @@ class Server:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self.end.set()
         await self.runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if self.fault == "silent":
+            self.num_silent += 1
+            await self.end.wait()
         if self.fault == "503":
             raise web.HTTPServiceUnavailable
         text = str(sum((await request.json())["prompt"]) + (self.fault == "wrong"))
@@ -61,3 +68,12 @@ async def test_a_request_without_a_right_answer_is_judged(fault: str, noted: str
             await eventually(lambda: any(noted in each for each in record.failed + record.wrong))
         with pytest.raises(AssertionError):
             record.judge(fault)
+
+
+async def test_callers_hang_up_on_a_server_that_falls_silent() -> None:
+    server = Server()
+    async with server, StreamLoad(lambda: server.url, "model") as load:
+        await load.take_references()
+        async with asyncio.timeout(PATIENCE_S), load.running(hangs_up=True):
+            server.fault = "silent"
+            await eventually(lambda: server.num_silent > 0)

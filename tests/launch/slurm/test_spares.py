@@ -62,7 +62,7 @@ async def test_without_a_standby_the_services_come_back_as_soon_as_slurm_starts_
 ) -> None:
     before = tandem.services()
     victim = tandem.host_of_services()
-    async with load.running() as record:
+    async with load.running(hangs_up=True) as record:
         tandem.slurm.lose_node(victim)
         begun_s = time.perf_counter()
         await eventually(lambda: tandem.services() not in ({}, before), timeout_s=150, pause_s=0.2)
