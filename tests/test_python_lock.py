@@ -32,6 +32,7 @@ LISTED: dict[str, dict[str, Calls]] = {
         "frontend/tokens/tokenizer.py": Calls("48 MiB of files", "once a model, in a thread: 1 s"),
         "frontend/tokens/folder_tokens.py": Calls("the same", "adds a folder's own tokens"),
         "frontend/tokens/tokenizer_bounds.py": Calls("the same", "reads the tokenizer's parts"),
+        "frontend/tokens/cuts.py": Calls("the same", "reads the tokenizer's parts"),
     },
     "jinja2": {
         "frontend/tokens/template.py": Calls(

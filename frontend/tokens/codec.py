@@ -12,6 +12,9 @@ frontend waits, unless it is of the batch forms, which release it. So each call 
 | `decode` | any other tokens, up to the model's context | | `decode_batch`, in a thread |
 | `id_to_token` | one token, of an answer or a prompt that fits | 1 µs | as it is |
 
+A long text goes to `encode_batch_fast` in parts, where they have the tokens of the whole (`cuts`):
+the library tokenizes them on all cores.
+
 Lists of ids and texts are made with the lock: 35 ms for a million tokens. A panic of the library,
 as of a regular expression that gives up, becomes an error of ours.
 """
@@ -21,6 +24,7 @@ from typing import TypeVar
 
 from tokenizers import AddedToken, Tokenizer
 
+from tandem.frontend.tokens.cuts import may_be_cut, parts_of
 from tandem.frontend.tokens.tokenizer_bounds import checked_longest_token, is_quick
 from tandem.runtime.errors import InvalidRequestError, ModelError
 from tandem.runtime.native import fault_of
@@ -42,14 +46,20 @@ class Codec:
         self._tokenizer = tokenizer
         self.longest_token = checked_longest_token(tokenizer)  # characters
         self.is_quick = is_quick(tokenizer)
+        self._may_be_cut = may_be_cut(tokenizer)
+        self._around = _special_around(tokenizer) if self._may_be_cut else ([], [])
 
     def encode(self, text: str, *, adds_special: bool, param: str) -> list[int]:
         """Return the token ids of a text. Other threads run while a long one is tokenized.
 
         Raises InvalidRequestError for a text that the tokenizer cannot take; `param` is its field.
         """
+        is_short = len(text) <= SHORT_CHARACTERS
+        parts = [text] if is_short or not self._may_be_cut else parts_of(text)
         try:
-            if self.is_quick and len(text) <= SHORT_CHARACTERS:
+            if len(parts) > 1:
+                return self._joined(parts, adds_special=adds_special)
+            if self.is_quick and is_short:
                 encoding = self._tokenizer.encode(text, add_special_tokens=adds_special)
             else:
                 [encoding] = self._tokenizer.encode_batch_fast(
@@ -61,6 +71,14 @@ class Codec:
             ) from error
         ids: list[int] = encoding.ids
         return ids
+
+    def _joined(self, parts: list[str], *, adds_special: bool) -> list[int]:
+        """Return the token ids of the text that is cut into `parts`."""
+        before, after = self._around if adds_special else ([], [])
+        ids = list(before)
+        for encoding in self._tokenizer.encode_batch_fast(parts, add_special_tokens=False):
+            ids += encoding.ids
+        return ids + after
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
         """Return the token ids of a pair of texts, and the place where the second begins.
@@ -106,6 +124,15 @@ class Codec:
         """The decoder as JSON; `null` without one."""
         decoder = self._tokenizer.decoder
         return b"null" if decoder is None else decoder.__getstate__()
+
+
+def _special_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Return the special tokens that are added before a text, and behind it."""
+    encoding = tokenizer.encode("a")
+    ids: list[int] = encoding.ids
+    place = encoding.special_tokens_mask.index(0)
+    num_own = len(tokenizer.encode("a", add_special_tokens=False).ids)
+    return ids[:place], ids[place + num_own :]
 
 
 def _answered(call: Callable[[], T], what: str) -> T:

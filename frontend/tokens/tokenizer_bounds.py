@@ -17,7 +17,7 @@ from tandem.runtime.errors import ModelError
 MAX_GROWTH = 256  # of a text, in bytes for each; NFKC makes up to 33 of one
 MAX_TOKEN_CHARACTERS = 8192
 # The families of Llama 3, Qwen2 and Qwen3.5. What these leave to one another takes no time.
-_QUICK = frozenset(
+QUICK = frozenset(
     rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?{letters}+|{digits}| ?[^\s{rest}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
     for letters, digits, rest in (
@@ -35,7 +35,7 @@ def checked_longest_token(tokenizer: Tokenizer) -> int:
     """
     for name, part in (("normalizer", tokenizer.normalizer), ("decoder", tokenizer.decoder)):
         growth = 1
-        for step in _steps(part):
+        for step in steps_of(part):
             growth *= _growth(step)
             if growth > MAX_GROWTH:
                 raise ModelError(
@@ -51,19 +51,22 @@ def checked_longest_token(tokenizer: Tokenizer) -> int:
 
 def is_quick(tokenizer: Tokenizer) -> bool:
     """Return True if short texts take no time: each regular expression is one that is known."""
-    steps = (*_steps(tokenizer.normalizer), *_steps(tokenizer.pre_tokenizer))
+    steps = (*steps_of(tokenizer.normalizer), *steps_of(tokenizer.pre_tokenizer))
     patterns = [step["pattern"] for step in steps if "pattern" in step]
-    return all("Regex" not in each or each["Regex"] in _QUICK for each in patterns)
+    return all("Regex" not in each or each["Regex"] in QUICK for each in patterns)
 
 
-def _steps(part: Any) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a normalizer, pre-tokenizer or decoder as their JSON says them."""
+def steps_of(part: Any) -> Iterator[dict[str, Any]]:
+    """Yield the steps of a normalizer, pre-tokenizer or decoder, in turn, as their JSON says them.
+
+    A sequence is a step before its own.
+    """
     todo = [] if part is None else [json.loads(part.__getstate__())]
     while todo:
-        step = todo.pop()
+        step = todo.pop(0)
         yield step
         for name in ("normalizers", "pretokenizers", "decoders"):
-            todo += step.get(name, ())
+            todo = [*step.get(name, ()), *todo]
 
 
 def _growth(step: dict[str, Any]) -> int:
