@@ -32,7 +32,7 @@ def show(
     model: Annotated[str, typer.Option(help="With the live values of this model.")] = "",
 ) -> None:
     """Print every effective value and its origin."""
-    from tandem.config.live import show_config
+    from tandem.config.commands import show_config
 
     effective = session.load_for_cluster() if live is not False else session.load()
     show_config(effective, live=live, as_json=as_json, model=model)
@@ -42,7 +42,7 @@ def show(
 @shares(session=cluster_session)
 def get(session: Session, key: Key, model: Model = "") -> None:
     """Print a live key's value in the cluster, or its configured value where none is set."""
-    from tandem.config.live import get_value
+    from tandem.config.commands import get_value
 
     get_value(session.load_for_cluster(), key, model)
 
@@ -60,7 +60,7 @@ def set_(
     model: Model = "",
 ) -> None:
     """Change a live key in a running cluster; a bad value is refused and changes nothing."""
-    from tandem.config.live import set_value
+    from tandem.config.commands import set_value
 
     set_value(session.load_for_cluster(), key, value, model)
 
@@ -69,7 +69,7 @@ def set_(
 @shares(session=cluster_session)
 def unset(session: Session, key: Key, model: Model = "") -> None:
     """Remove a live value: every worker returns to the value it was started with."""
-    from tandem.config.live import unset_value
+    from tandem.config.commands import unset_value
 
     unset_value(session.load_for_cluster(), key, model)
 
@@ -78,6 +78,6 @@ def unset(session: Session, key: Key, model: Model = "") -> None:
 @shares(session=cluster_session)
 def watch(session: Session) -> None:
     """Print live values, and every change at once, until Ctrl-C."""
-    from tandem.config.live import watch_values
+    from tandem.config.commands import watch_values
 
     watch_values(session.load_for_cluster())

@@ -103,7 +103,7 @@ def frontend(session: Session) -> None:
 
     It serves every model that the decode workers of its namespace register.
     """
-    from tandem.launch.run.roles import run_frontend_role
+    from tandem.launch.run.frontends import run_frontend_role
 
     run_frontend_role(session.load())
 

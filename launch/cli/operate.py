@@ -69,7 +69,7 @@ def ui(
 
     It is a frontend of its own: the page shows all workers, and the requests that it answers.
     """
-    from tandem.launch.run.roles import run_page
+    from tandem.launch.run.frontends import run_page
 
     run_page(session.load_for_cluster(), port)
 

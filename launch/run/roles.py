@@ -1,24 +1,20 @@
-"""One role in this process: its config is completed and checked, then its room runs it."""
+"""A worker in this process: its config is completed and checked, then its room runs it."""
 
 import os
-from functools import partial
 from pathlib import Path
 
 import uvloop
 
-from tandem.config.live import parse_live
 from tandem.config.model import EffectiveConfig
 from tandem.config.sources import Setting
 from tandem.decode.config import DisaggConfig
 from tandem.emulation.profile import load_profile
 from tandem.engine.execution.model_code import choose_model_config
-from tandem.frontend.config import new_page_key
 from tandem.launch.run.options import ModelOptions
 from tandem.models.paths import BUNDLED_MODEL_NAME, resolve_model
 from tandem.prefill.config import PrefillConfig
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.local.devices import device_for
-from tandem.runtime.local.ports import free_port, require_free_port
 from tandem.runtime.membership.model_files import read_model_files
 from tandem.runtime.membership.node import Node
 from tandem.runtime.process.logs import setup_logging
@@ -29,31 +25,6 @@ from tandem.worker.settings import WorkerSettings
 # How long a compute thread spins before it sleeps: some 50 us, the time between two operations of
 # a step and no more. By default OpenMP spins up to 5 ms, on a core that the frontend could use.
 SPIN_COUNT = 3_000
-
-
-def run_frontend_role(effective: EffectiveConfig) -> None:
-    """Block until a signal ends the frontend."""
-    config = effective.config
-    if config.frontend.listen_fd is None:
-        require_free_port(config.frontend.host, config.frontend.port, "--port")
-    setup_logging(config.runtime.log_level, "frontend", format=config.runtime.log_format)
-    from tandem.frontend.serving.server import run_frontend
-
-    live = partial(parse_live, effective)
-    uvloop.run(run_frontend(config.frontend, config.runtime, config.router, live))
-
-
-def run_page(effective: EffectiveConfig, port: int) -> None:
-    """Block until a signal ends a frontend for this machine alone, whose page is printed."""
-    port = port or free_port("127.0.0.1")
-    key = effective.config.frontend.page_key or new_page_key()
-    own = {"host": "127.0.0.1", "port": port, "api_keys": "", "api_keys_file": None}
-    own |= {"page_key": key, "tls_cert_file": None, "tls_key_file": None}
-    settings = [Setting(f"frontend.{name}", value, "tandem ui") for name, value in own.items()]
-    effective = effective.with_settings(settings)
-    link = effective.config.frontend.page_url(f"http://127.0.0.1:{port}")
-    print(f"live page: {link}", flush=True)
-    run_frontend_role(effective)
 
 
 def run_worker_role(

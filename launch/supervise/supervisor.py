@@ -27,8 +27,8 @@ from tandem.runtime.local.ports import free_port, http_status, local_address, re
 from tandem.runtime.local.private_file import write_private
 from tandem.runtime.printable import masked
 from tandem.runtime.process.lifecycle import handled
-from tandem.runtime.process.progress import in_words
 from tandem.runtime.process.reporter import Reporter
+from tandem.runtime.process.work import in_words
 from tandem.runtime.store.discovery import decode_instance
 from tandem.runtime.store.etcd import EtcdDiscovery
 from tandem.runtime.tasks import cancel

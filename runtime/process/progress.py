@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Self
+from typing import Self
 
 from rich.console import Console
 from rich.progress import (
@@ -19,28 +19,11 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from tandem.runtime.process.work import Work, in_words, tell
+
 SHOWN_AFTER_S = 2.0  # shorter work has no bar
 LINE_INTERVAL_S = 5.0
 EVENT_INTERVAL_S = 1.0
-
-
-class Work(NamedTuple):
-    """The progress of long work at one moment."""
-
-    line: str
-    share: float | None  # done, 0 to 1; None: unknown
-
-
-_listeners: list[Callable[[Work | None], object]] = []
-
-
-def on_work(listener: Callable[[Work | None], object]) -> Callable[[], None]:
-    """Call `listener`, from any thread, for the work of every bar; return the undo function.
-
-    Short work has no events. None: the work is over.
-    """
-    _listeners.append(listener)
-    return partial(_listeners.remove, listener)
 
 
 class ProgressBar:
@@ -78,7 +61,7 @@ class ProgressBar:
             self._bar.stop()
         if self._has_told:
             self._has_told = False
-            _tell(None)
+            tell(None)
 
     def advance(self, amount: float = 1.0) -> None:
         """Add to the work that is done; threads may call it."""
@@ -115,16 +98,4 @@ class ProgressBar:
             if is_long and now_s - self._event_s >= EVENT_INTERVAL_S:
                 self._event_s, self._has_told = now_s, True
                 share = self._task.percentage / 100 if self._task.total else None
-                _tell(Work(self.line(), share))
-
-
-def _tell(work: Work | None) -> None:
-    for listener in _listeners.copy():
-        listener(work)
-
-
-def in_words(seconds: float) -> str:
-    """Return a time with its unit: seconds up to two minutes, minutes up to two hours."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+                tell(Work(self.line(), share))

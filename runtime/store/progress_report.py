@@ -19,7 +19,7 @@ from tandem.runtime.address import new_id
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import TandemError
 from tandem.runtime.process.lifecycle import started
-from tandem.runtime.process.progress import Work, on_work
+from tandem.runtime.process.work import Work, on_work
 from tandem.runtime.store.discovery import Discovery, TypedView
 from tandem.runtime.store.etcd import EtcdDiscovery
 from tandem.runtime.wire.bounds import Count, Message, Share

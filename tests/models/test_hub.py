@@ -12,7 +12,7 @@ import pytest
 from tandem.models.paths import resolve_model
 from tandem.runtime.errors import ModelError
 from tandem.runtime.process import progress
-from tandem.runtime.process.progress import Work, on_work
+from tandem.runtime.process.work import Work, on_work
 
 pytest.importorskip("huggingface_hub", reason="the hub is an optional extra")
 

@@ -8,7 +8,7 @@ from tandem.config.model import load_config
 from tandem.launch.doctor import command
 from tandem.runtime.local.findings import Finding, ok
 from tandem.runtime.process import progress
-from tandem.runtime.process.progress import Work, on_work
+from tandem.runtime.process.work import Work, on_work
 
 
 def one(subject: str) -> Iterator[Finding]:

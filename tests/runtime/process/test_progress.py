@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 from tandem.runtime.process import progress
-from tandem.runtime.process.progress import ProgressBar, Work, in_words, on_work
+from tandem.runtime.process.progress import ProgressBar
+from tandem.runtime.process.work import Work, in_words, on_work
 
 
 class Clock:
