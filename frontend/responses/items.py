@@ -215,8 +215,8 @@ class Reading:
 
 def _num_parts(item: Item | None) -> int:
     match item:
-        case Message(content=content) | FunctionOutput(output=content):
-            return len(content)
+        case Message(content=list(parts)) | FunctionOutput(output=list(parts)):
+            return len(parts)
         case ReasoningItem():
             return len(item.content or ()) + len(item.summary or ())
     return 0

@@ -7,8 +7,12 @@ import httpx
 import openai
 import pytest
 
+from tandem.frontend.bodies.ignored import Ignored
+from tandem.frontend.bodies.outline import MAX_CONTENT_PARTS
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.generation.answer_format import AnswerFormat
+from tandem.frontend.responses.items import Reading
+from tandem.runtime.errors import InvalidRequestError
 from tests.frontend.frontend_stack import (
     ANSWER,
     MODEL,
@@ -220,3 +224,21 @@ async def test_an_input_may_be_empty_beside_other_text(stack: Stack) -> None:
     assert more.json()["status"] == "completed"
     again = await respond(stack, input="Hi", previous_response_id=more.json()["id"])
     assert again.json()["status"] == "completed"
+
+
+@pytest.mark.parametrize("are_past", [False, True])
+def test_the_parts_of_contents_are_counted_and_not_their_characters(are_past: bool) -> None:
+    def num_items(*contents: object) -> int:
+        items = [
+            {"role": "user", "content": contents[0]},
+            *({"type": "function_call_output", "call_id": "1", "output": c} for c in contents[1:]),
+        ]
+        reading = Reading(Ignored(), sees=False)
+        return len(reading.items(json.dumps(items).encode(), "input", are_past=are_past))
+
+    text, half = "x" * 2 * MAX_CONTENT_PARTS, MAX_CONTENT_PARTS // 2
+    parts = [{"type": "input_text", "text": "x"}] * half
+    assert num_items(text, text) == 2
+    assert num_items(parts, text, parts) == 3
+    with pytest.raises(InvalidRequestError, match=f"has {2 * half + 1} content parts"):
+        num_items(parts, [*parts, parts[0]])
