@@ -12,6 +12,11 @@ from tandem.frontend.telemetry.request_log import TokenCounts
 from tandem.runtime.address import new_id
 
 _encode = msgspec.json.Encoder().encode
+_DELTAS = {  # of each kind of piece, up to its text
+    Content: b'{"type":"text_delta","text":',
+    Reasoning: b'{"type":"thinking_delta","thinking":',
+    ToolCallDelta: b'{"type":"input_json_delta","partial_json":',
+}
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
@@ -74,6 +79,7 @@ class MessageWriter(AnthropicErrors):
         self._blocks: list[Block] = []  # those that have ended
         self._parts: list[str] = []  # of the block that grows
         self._first: Piece | None = None  # of the block that grows
+        self._before_text = b""  # in the events of the block that grows
         self._call_id = ""
 
     def begin(self, tokens: TokenCounts) -> bytes:
@@ -102,26 +108,23 @@ class MessageWriter(AnthropicErrors):
         opened = b""
         if self._first is None or part_key(self._first) != part_key(piece):
             opened = self._close() + self._open(piece)
-        match piece:
-            case Content(text):
-                delta = {"type": "text_delta", "text": text}
-            case Reasoning(text):
-                delta = {"type": "thinking_delta", "thinking": text}
-            case ToolCallDelta():
-                text = piece.arguments
-                delta = {"type": "input_json_delta", "partial_json": text}
+        text = piece.arguments if isinstance(piece, ToolCallDelta) else piece.text
         self._parts.append(text)
-        if not text:
+        if not text or not self._is_stream:
             return opened
-        return opened + self._event("content_block_delta", index=len(self._blocks), delta=delta)
+        return opened + self._before_text + _encode(text) + b"}}\n\n"
 
     def _open(self, piece: Piece) -> bytes:
         """Begin the block that a piece belongs to."""
         self._first, self._parts = piece, []
         if isinstance(piece, ToolCallDelta):
             self._call_id = piece.id or f"toolu_{new_id()}"
-        block = self._block()
-        return self._event("content_block_start", index=len(self._blocks), content_block=block)
+        block, index = self._block(), len(self._blocks)
+        self._before_text = (
+            b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":%b'
+            % (index, _DELTAS[type(piece)])
+        )
+        return self._event("content_block_start", index=index, content_block=block)
 
     def _close(self) -> bytes:
         """End the block that grows."""

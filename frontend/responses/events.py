@@ -35,6 +35,29 @@ class Events:
         self._number += 1
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode(body))
 
+    def delta(self, kind: bytes, place: bytes, text: str, more: bytes = b"") -> bytes:
+        """Return the event of more text, of which an item has many.
+
+        `place` and `more` are the JSON of the fields before and behind it.
+        """
+        if not self._is_stream:
+            return b""
+        number = self._number
+        self._number += 1
+        return b'event: %b\ndata: {"type":"%b","sequence_number":%d,%b,"delta":%b%b}\n\n' % (
+            kind,
+            kind,
+            number,
+            place,
+            _encode(text),
+            more,
+        )
+
+
+def _fields(fields: dict[str, object]) -> bytes:
+    """Return fields as JSON, to stand between others."""
+    return _encode(fields)[1:-1]
+
 
 class OpenItem(Protocol):
     """An item of the output that still grows."""
@@ -63,7 +86,8 @@ class OpenText:
         self._events = events
         self._index = index
         self._place = {"item_id": id, "output_index": index, "content_index": 0}
-        self._delta = f"response.{self._name}.delta"
+        self._place_json = _fields(self._place)
+        self._delta = f"response.{self._name}.delta".encode()
         self._parts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
 
@@ -76,7 +100,8 @@ class OpenText:
     def add(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
         self._parts.append(text)
         self._logprobs += logprobs
-        return self._events(self._delta, **self._place, delta=text, **self._listed(logprobs))
+        more = b',"logprobs":' + _encode(logprobs) if self._has_logprobs else b""
+        return self._events.delta(self._delta, self._place_json, text, more)
 
     def end(self, status: Status) -> bytes:
         part, item = self._part(), self.item(status)
@@ -132,6 +157,7 @@ class OpenCall:
         self._index = index
         self._call = call
         self._place = {"item_id": call.id, "output_index": index}
+        self._place_json = _fields(self._place)
         self._parts: list[str] = []
 
     def begin(self) -> bytes:
@@ -142,7 +168,7 @@ class OpenCall:
         if not text:
             return b""
         self._parts.append(text)
-        return self._events("response.function_call_arguments.delta", **self._place, delta=text)
+        return self._events.delta(b"response.function_call_arguments.delta", self._place_json, text)
 
     def end(self, status: Status) -> bytes:
         arguments = "".join(self._parts)

@@ -60,8 +60,11 @@ class ResponseWriter(OpenAIErrors):
         self._open_key: object = None  # the kind of the open item, or the index of its call
 
     def begin(self, tokens: TokenCounts) -> bytes:
-        return self._events("response.created", response=self._response) + self._events(
-            "response.in_progress", response=self._response
+        if not self._is_stream:
+            return b""
+        response = msgspec.Raw(_encode(self._response))
+        return self._events("response.created", response=response) + self._events(
+            "response.in_progress", response=response
         )
 
     def take(self, pieces: list[Piece]) -> bytes:
