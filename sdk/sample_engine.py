@@ -35,7 +35,7 @@ BUNDLED_MODEL = "tandem-tiny"  # its tokenizer and chat template are in the pack
 VOCAB_SIZE = 2048  # of the bundled tokenizer
 FIRST_TOKEN_ID = 3  # those below are the bundled tokenizer's special tokens
 BLOCK_SIZE = 16
-NUM_BLOCKS = 4096
+NUM_BLOCKS = 4096  # or as many as a context has
 DIMENSIONS = 64  # of its vectors, where a request names none
 _MAX_SLEEP_S = 0.05  # between two checks that the caller is still there
 
@@ -77,6 +77,7 @@ class SampleOptions:
     token_interval_s: float = 0.01
     ttft_s: float = 0.0  # in addition, before the first token
     vocab_size: int = VOCAB_SIZE
+    context_length: int = 8192
     mode: DisaggregationMode = DisaggregationMode.AGGREGATED
 
 
@@ -85,6 +86,7 @@ class SampleEngine(LLMEngine):
 
     def __init__(self, options: SampleOptions | None = None) -> None:
         self.options = options or SampleOptions()
+        self._num_blocks = max(NUM_BLOCKS, -(-self.options.context_length // BLOCK_SIZE))
         self._num_running = 0
         self._num_used_blocks = 0
         self._snapshots: SnapshotPublisher | None = None
@@ -101,6 +103,7 @@ class SampleEngine(LLMEngine):
             token_interval_s=arguments.token_interval_ms / 1e3,
             ttft_s=arguments.ttft_ms / 1e3,
             vocab_size=arguments.vocab_size,
+            context_length=arguments.context_length,
             mode=mode,
         )
         config = WorkerConfig(
@@ -118,11 +121,11 @@ class SampleEngine(LLMEngine):
         return EngineConfig(
             model=self.options.model_path,
             served_model_name=self.options.model_name,
-            context_length=8192,
+            context_length=self.options.context_length,
             kv_cache_block_size=BLOCK_SIZE,
-            total_kv_blocks=NUM_BLOCKS,
+            total_kv_blocks=self._num_blocks,
             max_num_seqs=1024,
-            max_num_batched_tokens=8192,
+            max_num_batched_tokens=self.options.context_length,
         )
 
     async def generate(
@@ -200,8 +203,8 @@ class SampleEngine(LLMEngine):
         self._num_running += num_requests
         self._num_used_blocks += num_blocks
         if self._snapshots is not None:
-            used = self._num_used_blocks
-            self._snapshots.publish(0, ComponentSnapshot(used, NUM_BLOCKS, used / NUM_BLOCKS, 0))
+            used, total = self._num_used_blocks, self._num_blocks
+            self._snapshots.publish(0, ComponentSnapshot(used, total, used / total, 0))
 
 
 async def _pause(duration_s: float, context: Context) -> None:
@@ -254,6 +257,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--token-interval-ms", type=float, default=10.0, help="between tokens")
     add("--ttft-ms", type=float, default=0.0, help="in addition, before the first token")
     add("--vocab-size", type=int, default=VOCAB_SIZE, help="all token ids are below this")
+    add("--context-length", type=int, default=8192, help="the most tokens of a request")
     add("--namespace", default="dynamo")
     add("--component", default="backend")
     add("--endpoint", default="generate")

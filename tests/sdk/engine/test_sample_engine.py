@@ -95,11 +95,14 @@ async def test_flags_set_what_they_name() -> None:
             "--model-name", "test-model", "--ttft-ms", "5", "--token-interval-ms", "2",
             "--max-tokens", "3", "--namespace", "n", "--component", "c", "--endpoint", "e",
             "--disaggregation-mode", "prefill", "--endpoint-types", "chat",
+            "--context-length", "100000",
         ]
     )  # fmt: skip
     assert (engine.options.ttft_s, engine.options.token_interval_s) == (0.005, 0.002)
     assert (config.namespace, config.component, config.endpoint) == ("n", "c", "e")
     assert config.served_model_name == "test-model"
+    served = await engine.start(0)
+    assert (served.context_length, served.total_kv_blocks) == (100_000, 6250)
     assert config.disaggregation_mode is DisaggregationMode.PREFILL
     (chunk,) = await chunks_of(engine, {"token_ids": [6], "stop_conditions": {"max_tokens": 8}})
     assert chunk["disaggregated_params"] == {"first_token": 7}
@@ -153,6 +156,24 @@ async def test_two_models_are_served_side_by_side_and_leave_with_their_workers(
             streamed = await stack.http.post("/v1/chat/completions", json=chat)
             assert '"content":"you said: "' in streamed.text.replace('": "', '":"')
         await eventually(lambda: are_listed("sample"))
+
+
+async def test_a_prompt_that_fills_a_long_context_is_served(quick: RuntimeConfig) -> None:
+    context_length = 2**17
+    options = SampleOptions("long", token_interval_s=0.0, context_length=context_length)
+
+    async def is_listed() -> bool:
+        return "long" in await stack.listed()
+
+    async with (
+        ModelStack(quick) as stack,
+        serving(SampleEngine(options), config_of(served_model_name="long"), quick),
+    ):
+        await eventually(is_listed)
+        prompt = [FIRST_TOKEN_ID] * (context_length - 2)
+        answer = await stack.complete("long", prompt=prompt, max_tokens=2)
+        assert answer["usage"]["prompt_tokens"] == context_length - 2
+        assert answer["usage"]["completion_tokens"] == 2
 
 
 class Talker(ToyEngine):
