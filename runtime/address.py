@@ -1,7 +1,7 @@
 """Names of things in a cluster: ids, endpoints and the keys they live under."""
 
+import os
 import re
-import secrets
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -14,7 +14,7 @@ _SCHEMES = ("tandem://", "dyn://")
 
 def new_id() -> str:
     """Return a cluster-unique id: 16 hexadecimal characters, random."""
-    return secrets.token_hex(8)
+    return os.urandom(8).hex()
 
 
 def host_port(host: str, port: int) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from tandem.runtime.address import new_id
 from tandem.runtime.errors import CancelledRequestError, DeadlineError, TandemError
-from tandem.runtime.listeners import Listeners
 from tandem.runtime.printable import short
 
 Callback = Callable[[], None]
@@ -35,8 +34,8 @@ class RequestContext:
         self._deadline = math.inf if timeout_s is None else time.perf_counter() + timeout_s
         self._reason: str | None = None
         self._is_stopped = False
-        self._on_cancel: Listeners[[]] = Listeners()
-        self._on_stop: Listeners[[]] = Listeners()
+        self._on_cancel: dict[object, Callback] = {}  # by the token of a listener
+        self._on_stop: dict[object, Callback] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def stop(self) -> None:
@@ -44,7 +43,8 @@ class RequestContext:
         if self._is_stopped or self._reason is not None:
             return
         self._is_stopped = True
-        for callback in self._on_stop.take():
+        callbacks, self._on_stop = self._on_stop, {}
+        for callback in callbacks.values():
             callback()
 
     def cancel(self, reason: str) -> None:
@@ -52,9 +52,9 @@ class RequestContext:
         if self._reason is not None:
             return
         self._reason = reason
-        callbacks = self._on_cancel.take()
+        callbacks, self._on_cancel = self._on_cancel, {}
         self.close()
-        for callback in callbacks:
+        for callback in callbacks.values():
             callback()
 
     @property
@@ -69,18 +69,37 @@ class RequestContext:
 
     def on_stop(self, callback: Callback) -> Callback:
         """Call `callback` at `stop`, or now if stopped; return the function that removes it."""
-        if self._is_stopped:
-            callback()
-            return lambda: None
-        return self._on_stop.add(callback)
+        return self._listen(callback, None)
+
+    def on_cancel(self, callback: Callback) -> Callback:
+        """Call `callback` at the end, or now if ended; return the function that removes it."""
+        return self._listen(None, callback)
 
     def on_stop_or_cancel(self, stopped: Callback, cancelled: Callback) -> Callback:
         """Call both `on_stop(stopped)` and `on_cancel(cancelled)`; return the undo function."""
-        forget_cancel, forget_stop = self.on_cancel(cancelled), self.on_stop(stopped)
+        return self._listen(stopped, cancelled)
+
+    def _listen(self, stopped: Callback | None, cancelled: Callback | None) -> Callback:
+        token = object()
+        if cancelled is not None and self.is_cancelled:
+            self.cancel(_DEADLINE)
+            cancelled()
+        elif cancelled is not None:
+            self._on_cancel[token] = cancelled
+            if self._timer is None and self._deadline != math.inf:
+                loop = asyncio.get_running_loop()
+                self._timer = loop.call_later(self.remaining_s(), self.cancel, _DEADLINE)
+        if stopped is not None and self._is_stopped:
+            stopped()
+        elif stopped is not None:
+            self._on_stop[token] = stopped
 
         def forget() -> None:
-            forget_cancel()
-            forget_stop()
+            self._on_stop.pop(token, None)
+            self._on_cancel.pop(token, None)
+            if not self._on_cancel and self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
 
         return forget
 
@@ -94,25 +113,6 @@ class RequestContext:
             finally:
                 remove()
         return self._reason or _DEADLINE
-
-    def on_cancel(self, callback: Callback) -> Callback:
-        """Call `callback` at the end, or now if ended; return the function that removes it."""
-        if self.is_cancelled:
-            self.cancel(_DEADLINE)
-            callback()
-            return lambda: None
-        forget = self._on_cancel.add(callback)
-        if self._timer is None and self._deadline != math.inf:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self.remaining_s(), self.cancel, _DEADLINE)
-
-        def remove() -> None:
-            forget()
-            if not self._on_cancel and self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-
-        return remove
 
     def remaining_s(self) -> float:
         """Return the seconds left, never negative; infinite without a deadline."""

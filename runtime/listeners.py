@@ -17,9 +17,6 @@ class Listeners(Generic[P]):
     def __init__(self) -> None:
         self._callbacks: dict[object, Callable[P, object]] = {}
 
-    def __len__(self) -> int:
-        return len(self._callbacks)
-
     def add(self, callback: Callable[P, object]) -> Callable[[], None]:
         """Add a callback; return the function that removes it."""
         token = object()
@@ -37,12 +34,6 @@ class Listeners(Generic[P]):
                 callback(*args, **kwargs)
             except Exception:
                 logger.exception("a listener failed on %s", args)
-
-    def take(self) -> list[Callable[P, object]]:
-        """Remove all and return them, for callbacks that are called once."""
-        callbacks = list(self._callbacks.values())
-        self._callbacks.clear()
-        return callbacks
 
     def clear(self) -> None:
         """Remove all."""
