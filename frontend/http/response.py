@@ -9,12 +9,14 @@ from collections.abc import Awaitable, Iterable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import (
     HEADER_RE,
-    HEADER_VALUE_RE,
     STATUS_LINE,
     RequestResponseCycle,
 )
 
 _WITHOUT_BODY = (204, 304)  # statuses
+_CONTROLS = bytes([*range(9), *range(10, 32), 127])  # that no header has: all but the tab
+_WRONG_CHARACTER = "a header of the response has a character that none may have"
+_checked_names: set[bytes] = set()  # of headers; none comes from a client
 
 
 class DirectResponse:
@@ -84,10 +86,12 @@ class DirectResponse:
         cycle.response_started = True
         cycle.waiting_for_100_continue = False
         headers = [*cycle.default_headers, *headers]
-        names, values = zip(*headers, strict=True)
-        if HEADER_RE.search(b"".join(names)) or HEADER_VALUE_RE.search(b"".join(values)):
-            raise RuntimeError("a header of the response has a character that none may have")
         given = dict(headers)
+        if not _checked_names.issuperset(given):
+            _check_names(given)
+        values = b"".join([value for _, value in headers])
+        if len(values.translate(None, _CONTROLS)) < len(values):
+            raise RuntimeError(_WRONG_CHARACTER)
         if b"content-length" in given:
             self._num_left = int(given[b"content-length"])
         elif status not in _WITHOUT_BODY and cycle.scope["http_version"] != "1.0":
@@ -98,3 +102,9 @@ class DirectResponse:
         elif not cycle.keep_alive:
             headers.append((b"connection", b"close"))
         self._head = STATUS_LINE[status] + b"\r\n".join(map(b": ".join, headers)) + b"\r\n\r\n"
+
+
+def _check_names(names: Iterable[bytes]) -> None:
+    if HEADER_RE.search(b"".join(names)):
+        raise RuntimeError(_WRONG_CHARACTER)
+    _checked_names.update(names)
