@@ -73,18 +73,23 @@ def read_body_fields(
     bound and not one of `large`.
     """
     fields = read_fields(raw)
-    for name in fields.keys() - _names(kind) - kind.no_effect:
+    if not _taken(kind).issuperset(fields):
+        _leave_out_others(kind, fields, ignored)
+    if len(raw) > MAX_FIELD_BYTES:
+        for name, value in fields.items():
+            if name not in large:
+                check_size(name, value)
+    return fields
+
+
+def _leave_out_others(kind: type[Body], fields: Fields, ignored: Ignored) -> None:
+    for name in fields.keys() - _taken(kind):
         is_off = name in kind.switches and bytes(fields[name]) == b"false"
         if is_off or is_null(fields[name]):
             continue
         if name in kind.refused or name in kind.switches:
             raise unsupported(name)
         ignored.add(short(name))
-    if len(raw) > MAX_FIELD_BYTES:
-        for name, value in fields.items():
-            if name not in large:
-                check_size(name, value)
-    return fields
 
 
 def read(kind: type[T], raw: bytes | msgspec.Raw, where: str) -> T:
@@ -131,8 +136,8 @@ def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
 
 
 @cache
-def _names(kind: type[msgspec.Struct]) -> frozenset[str]:
-    return frozenset(kind.__struct_encode_fields__)
+def _taken(kind: type[Body]) -> frozenset[str]:
+    return kind.no_effect.union(kind.__struct_encode_fields__)
 
 
 def _named(error: Exception, where: str) -> InvalidRequestError:
