@@ -32,14 +32,14 @@ from tandem.runtime.wire.request_bounds import check_num_prompt_logprobs
 from tandem.runtime.wire.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 
 T = TypeVar("T")
-_PREFILL_HEADER = "x-tandem-prefill"
+_PREFILL_HEADER = b"x-tandem-prefill"
 _PLACEMENTS: dict[bytes, Literal["local", "remote"]] = {b"local": "local", b"remote": "remote"}
-_TIMELINE_HEADER = "x-tandem-timeline"  # asks for the timeline: other servers ignore the header
+_TIMELINE_HEADER = b"x-tandem-timeline"  # asks for the timeline: other servers ignore the header
 _MAX_HASHED_BLOCKS = 2048  # of a prompt; hashing more would hold up the streams for milliseconds
 _IMAGE = re.compile(r"images\[(\d{1,3})\]")
 _SWITCH = {b"true": True, b"false": False}
-_TTFT_HEADER = "x-tandem-ttft-target-ms"
-_ITL_HEADER = "x-tandem-itl-target-ms"
+_TTFT_HEADER = b"x-tandem-ttft-target-ms"
+_ITL_HEADER = b"x-tandem-itl-target-ms"
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -189,19 +189,20 @@ def _sampling(
 ) -> SamplingParams:
     biases = body.token_biases
     check_token_ids(biases, model, "logit_bias")
-    _check_rules(body, model)
+    if body.allowed_token_ids or body.bad_words:
+        _check_rules(body, model)
     seed = random.getrandbits(63) if body.seed is None else body.seed % 2**64
-    top_p = _or(body.top_p, _or(defaults.top_p, 1.0))
+    top_p = _first(body.top_p, defaults.top_p, 1.0)
     is_greedy = top_p == 0  # of a nucleus without mass, the likeliest token is left
     top_k = defaults.top_k if body.top_k is None else body.top_k
     return SamplingParams(
-        temperature=0.0 if is_greedy else _or(body.temperature, _or(defaults.temperature, 1.0)),
+        temperature=0.0 if is_greedy else _first(body.temperature, defaults.temperature, 1.0),
         top_p=1.0 if is_greedy else top_p,
         top_k=max(0, top_k or 0),
-        min_p=_or(body.min_p, _or(defaults.min_p, 0.0)),
-        presence_penalty=_or(body.presence_penalty, 0.0),
-        frequency_penalty=_or(body.frequency_penalty, 0.0),
-        repetition_penalty=_or(body.repetition_penalty, _or(defaults.repetition_penalty, 1.0)),
+        min_p=_first(body.min_p, defaults.min_p, 0.0),
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty, 1.0),
         logit_bias=biases,
         seed=seed,
         logprobs=_num_logprobs(body),
@@ -237,8 +238,10 @@ def _num_logprobs(body: ChatRequest | CompletionRequest) -> int | None:
     return max(body.prompt_logprobs, body.num_logprobs or 0)
 
 
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
+def _first(own: float | None, of_model: float | None, default: float) -> float:
+    if own is not None:
+        return own
+    return default if of_model is None else of_model
 
 
 def derived_seed(seed: int, ordinal: int) -> int:
@@ -249,30 +252,32 @@ def derived_seed(seed: int, ordinal: int) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
-def _one_of(headers: Mapping[bytes, bytes], name: str, values: Mapping[bytes, T]) -> T | None:
+def _one_of(headers: Mapping[bytes, bytes], header: bytes, values: Mapping[bytes, T]) -> T | None:
     """Return the value that a header names; None without the header."""
-    given = headers.get(name.encode())
+    given = headers.get(header)
     if given is None:
         return None
     value = values.get(given.strip().lower())
     if value is None:
-        names = " or ".join(map(bytes.decode, values))
+        name, names = header.decode(), " or ".join(map(bytes.decode, values))
         raise InvalidRequestError(f"header `{name}` must be {names}", param=name)
     return value
 
 
 def targets_in(headers: Mapping[bytes, bytes]) -> Targets | None:
     """Return the latencies that the headers of a request ask for; None without them."""
-    ttft_ms, itl_ms = _target_ms(headers, _TTFT_HEADER), _target_ms(headers, _ITL_HEADER)
-    return None if ttft_ms is None and itl_ms is None else Targets(ttft_ms, itl_ms)
+    if _TTFT_HEADER not in headers and _ITL_HEADER not in headers:
+        return None
+    return Targets(_target_ms(headers, _TTFT_HEADER), _target_ms(headers, _ITL_HEADER))
 
 
-def _target_ms(headers: Mapping[bytes, bytes], name: str) -> float | None:
-    value = headers.get(name.encode())
+def _target_ms(headers: Mapping[bytes, bytes], header: bytes) -> float | None:
+    value = headers.get(header)
     if value is None:
         return None
     try:
         return msgspec.convert(value.decode("latin-1"), TargetMs, strict=False)
     except msgspec.ValidationError:
+        name = header.decode()
         message = f"header `{name}` must be a number of milliseconds above 0, up to an hour"
         raise InvalidRequestError(message, param=name) from None
