@@ -22,6 +22,7 @@ class Call(msgspec.Struct):
     exchange: Exchange
     context: RequestContext
     record: RequestRecord
+    owner: str = ""  # the name of the API key; empty without keys
     charge: Charge | None = None  # to the client's limit, once the request has a plan
     clamps_max_tokens: bool = False  # to what the prompt leaves, whatever the config says
     keeps_body: bool = False  # its images are needed up to the end of the answer
@@ -30,11 +31,6 @@ class Call(msgspec.Struct):
     def ignored(self) -> Ignored:
         """The fields that the answer leaves out of account."""
         return self.exchange.ignored
-
-    @property
-    def owner(self) -> str:
-        """The name of the API key; empty without keys."""
-        return self.exchange.owner
 
 
 async def respond(answer: object, call: Call) -> None:

@@ -108,11 +108,14 @@ class Exchange:
 
         A page in a browser can send any other type to any server without asking it first.
         """
-        encoding = self.headers.get(b"content-encoding", b"identity").strip().lower()
-        if encoding != b"identity":
-            name = short(encoding.decode("latin-1"))
+        encoding = self.headers.get(b"content-encoding")
+        if encoding is not None and encoding.strip().lower() != b"identity":
+            name = short(encoding.strip().lower().decode("latin-1"))
             raise UnsupportedMediaError(f"`Content-Encoding: {name}` is not supported")
-        media_type = self.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        media_type = self.headers.get(b"content-type", b"")
+        if media_type == b"application/json":  # as nearly always
+            return
+        media_type = media_type.partition(b";")[0].strip().lower()
         if media_type != b"application/json":
             name = short(media_type.decode("latin-1")) or "missing"
             raise UnsupportedMediaError(f"`Content-Type` must be application/json; it is {name}")
@@ -123,15 +126,15 @@ class Exchange:
         Raises BodyTooLargeError as soon as the size is known, BodyTimeoutError, ClientGoneError,
         TooManyRequestsError.
         """
-        declared = self.headers.get(b"content-length", b"0")
-        if declared.isdigit() and int(declared[:20]) > max_bytes:
-            raise _too_large(max_bytes)
         body = self._connection.take_body()
         if body is not None:  # as nearly always
             if len(body) > max_bytes:
                 raise _too_large(max_bytes)
             share.grow_to(len(body))
             return body
+        declared = self.headers.get(b"content-length", b"0")
+        if declared.isdigit() and int(declared[:20]) > max_bytes:
+            raise _too_large(max_bytes)
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._read_parts(max_bytes, share)

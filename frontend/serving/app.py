@@ -49,7 +49,7 @@ from tandem.runtime.process.logs import log_for
 
 logger = logging.getLogger(__name__)
 
-_TRACE_HEADERS = {b"traceparent": "traceparent", b"tracestate": "tracestate"}
+_TRACE_HEADERS = ((b"traceparent", "traceparent"), (b"tracestate", "tracestate"))
 _MAX_TRACE_CHARACTERS = 512
 _FIRST_SERVER_ERROR = 500  # of the statuses
 _READING = ("GET", "HEAD")  # methods that no limit counts
@@ -147,10 +147,9 @@ class RequestHandler:
         if span is not None:
             exchange.traceparent = span.traceparent
         log_for(context.id, context.headers)
-        client = exchange.client
         exchange.ignored.is_refused = self._deps.config.unknown_fields == "refuse"
-        record = RequestRecord(context.id, endpoint, "" if client is None else client.key.name)
-        call = Call(exchange, context, record)
+        record = RequestRecord(context.id, endpoint, exchange.owner)
+        call = Call(exchange, context, record, record.key)
         self._contexts.add(context)
         self._idle.clear()
         try:
@@ -258,9 +257,7 @@ def _end_charge(charge: Charge, record: RequestRecord, summary: AnswerSummary | 
 def _trace(exchange: Exchange) -> dict[str, str]:
     """Return the W3C trace headers, which travel with the request."""
     trace: dict[str, str] = {}
-    if exchange.headers.keys().isdisjoint(_TRACE_HEADERS):
-        return trace
-    for key, name in _TRACE_HEADERS.items():
+    for key, name in _TRACE_HEADERS:
         value = exchange.headers.get(key)
         if value is not None and len(value) <= _MAX_TRACE_CHARACTERS:
             trace[name] = value.decode("latin-1")
