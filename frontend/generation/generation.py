@@ -94,7 +94,7 @@ class Answer(msgspec.Struct):
 
     def summary(self) -> AnswerSummary:
         """Return the facts for the log; worker and prefill are those of the first choice."""
-        first_s = min((run.first_token_s for run in self.runs if run.has_begun), default=0.0)
+        first_s = min([run.first_token_s for run in self.runs if run.has_begun], default=0.0)
         run = self.runs[0]
         return AnswerSummary(
             first_s, run.instance_id, self.tokens(), run.report, run.decision.reason

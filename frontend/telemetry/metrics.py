@@ -105,11 +105,11 @@ class Sums(Collector):
 
     def add(self, *labels: str, amount: float = 1.0) -> None:
         """Add to the sum under these labels; never less than 0 to a counter."""
-        if labels in self._sums:
-            self._sums[labels] += amount
-        else:
-            self._sums[labels] = amount
+        present = self._sums.get(labels)
+        if present is None:
+            present = 0.0
             self._created_s[labels] = time.time()
+        self._sums[labels] = present + amount
 
     def set(self, *labels: str, value: float) -> None:
         """Set a gauge's value under these labels."""

@@ -92,8 +92,9 @@ class CallSpan:
     def __init__(
         self, headers: dict[str, str], follows: "CallSpan | None", attributes: Mapping[str, Value]
     ) -> None:
-        self.headers = headers if otel.tracer() is None else dict(headers)
-        self._ids = _begun("tandem.call", self.headers)
+        tracer = otel.tracer()
+        self.headers = headers if tracer is None else dict(headers)
+        self._ids = None if tracer is None else tracer.begin("tandem.call", self.headers)
         self._failed = None if follows is None else follows._ids
         self._attributes, self._begun_at = attributes, time.perf_counter()
 
