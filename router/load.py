@@ -144,13 +144,13 @@ class InstanceLoad:
         return math.inf if target_s is None else target_s
 
     def num_fillable(self) -> float:
-        """Return the blocks that one more answer may have here; infinity where it is not known."""
-        return self.num_blocks - self.active() if self.num_blocks else math.inf
+        """Return the blocks that one more answer may have here; infinity where it is not known.
 
-    @property
-    def has_free_row(self) -> bool:
-        """True where one more answer waits for no row, or as above."""
-        return not self.num_rows or self.num_answers < self.num_rows
+        It is less than any number where the answer waits for a batch row.
+        """
+        if self.num_rows and self.num_answers >= self.num_rows:
+            return -math.inf
+        return self.num_blocks - self.active() if self.num_blocks else math.inf
 
     @property
     def num_answers(self) -> int:
@@ -185,8 +185,10 @@ class InstanceLoad:
 
     def _place(self, costs: StepCosts) -> PlaceLoad:
         """Return the load as predictions see it."""
-        num_decodes, waiting = self.num_decodes, self.pending() * self.block_size
-        return PlaceLoad(costs, num_decodes, int(num_decodes * self.context), waiting)
+        num_decodes = self._own_decodes() + self.foreign_decodes
+        waiting = (self.pending_blocks + self.foreign_pending_blocks) * self.block_size
+        context = int(num_decodes * self.context) if num_decodes else 0
+        return PlaceLoad(costs, num_decodes, context, waiting)
 
     def _own_decodes(self) -> int:
         return max(0, self.num_requests - self.num_prefilling)

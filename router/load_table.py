@@ -1,7 +1,5 @@
 """The loads of all instances, one column each, so that a prompt is predicted at many at once."""
 
-import math
-
 import numpy as np
 from msgspec.structs import astuple
 from numpy.typing import NDArray
@@ -175,7 +173,7 @@ def _columns_of(load: InstanceLoad) -> tuple[float, ...]:
         load.num_requests,
         load.pending(),
         load.active(),
-        load.num_fillable() if load.has_free_row else -math.inf,
+        load.num_fillable(),
         load.shared.num_workers,
         load.shared.num_answers,
     )

@@ -195,8 +195,8 @@ class Router:
         compute_s = pace.compute_s(max(float(num_blocks * load.block_size), 1.0), 0.0)
         first_token_s = pace.wait_s + compute_s
         cost_s = delay_s(first_token_s, compute_s, pace.answers_weight)
-        fits = load.has_free_row and load.num_fillable() >= num_blocks
-        compared = Routed([instance_id], [first_token_s], [cost_s], [float(fits)])
+        fits = float(load.num_fillable() >= num_blocks)
+        compared = Routed([instance_id], [first_token_s], [cost_s], [fits])
         predicted_ms, cost_ms = first_token_s * 1e3, cost_s * 1e3
         reason = _reason(predicted_ms, cost_ms, f"1, overlap 0/{num_blocks}")
         return RoutingDecision(instance_id, 0, reason, predicted_ms, cost_ms, compared=compared)
@@ -305,8 +305,9 @@ class Router:
         load.num_prefilling += 1
         load.active_blocks += num_blocks
         load.pending_blocks += pending
-        num_cached = (num_blocks - pending) * load.block_size
-        load.rate_prompt(pending * load.block_size, num_cached, self.clock())
+        if load.takes_tickets:
+            num_cached = (num_blocks - pending) * load.block_size
+            load.rate_prompt(pending * load.block_size, num_cached, self.clock())
         self._loads.changed(decision.instance_id)
 
     def prefilled(self, request_id: str) -> None:

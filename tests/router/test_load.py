@@ -38,7 +38,7 @@ def test_a_report_adds_what_is_not_ours() -> None:
     assert (load.foreign_blocks, load.answer_blocks) == (45.0, 3.0)
     assert (load.active(), load.pending()) == (12 + 45 + 3, 20)
     assert (load.num_answers, load.num_decodes, load.context) == (8, 4, 100.0)
-    assert (load.max_context, load.num_fillable(), load.has_free_row) == (1600, 40.0, True)
+    assert (load.max_context, load.num_fillable()) == (1600, 40.0)
     load.num_left = 1  # half of those that were reported: the blocks of their answers go too
     assert load.active() == 12 + 45 + 1.5
 
@@ -52,13 +52,13 @@ def test_a_report_that_is_older_than_our_requests_takes_none_away() -> None:
 def test_an_instance_without_a_report_is_as_we_load_it() -> None:
     load = InstanceLoad(0, num_requests=4, active_blocks=10)
     assert load.pace() is None and load.ttft_target_s == math.inf
-    assert (load.num_fillable(), load.has_free_row, load.context) == (math.inf, True, 40.0)
+    assert (load.num_fillable(), load.context) == (math.inf, 40.0)
     quiet = reported(LoadReport("w", "e", "decode", 0, 0, 0, 0, 0, 0), 0, 0, 0, 0)
     assert (quiet.active(), quiet.num_answers, quiet.context) == (0.0, 0, 0.0)
     alone = reported(replace(REPORT, num_decodes=1), num_requests=1)
     assert alone.context == 400.0
     full = reported(replace(REPORT, max_num_seqs=8))
-    assert not full.has_free_row
+    assert full.num_fillable() == -math.inf
 
 
 def test_the_rate_of_prompts_fades_and_counts_what_is_not_cached() -> None:
