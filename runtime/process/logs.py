@@ -67,7 +67,7 @@ class LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         message = one_line(masked(record.getMessage()), MAX_MESSAGE_BYTES)
         head = f"{_time(record)} {record.levelname:7} {self._process} {record.name}: {message}"
-        return "\n  ".join([head, *_traceback(self, record)])
+        return "\n  ".join([head, *_traceback(self, record)]) if record.exc_info else head
 
 
 class JsonFormatter(logging.Formatter):
@@ -114,10 +114,14 @@ def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> list[
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes lines to stderr, which keeps none of them back."""
+    """Writes lines to stderr, which keeps none of them back: no line is flushed."""
 
-    def flush(self) -> None:
-        """Do nothing: stderr has written a line when it has taken its end."""
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the line of a record."""
+        try:
+            self.stream.write(self.format(record) + self.terminator)
+        except Exception:
+            self.handleError(record)
 
 
 def log_format() -> LogFormat:
