@@ -128,8 +128,7 @@ class RequestContext:
 
     def raise_if_done(self) -> None:
         """Raise CancelledRequestError or DeadlineError when the request is over."""
-        error = self.error()
-        if error is not None:
+        if self.is_cancelled and (error := self.error()) is not None:
             raise error
 
     def close(self) -> None:

@@ -146,6 +146,7 @@ class RequestClient:
         # authorities alone are for NATS and etcd
         self._tls = client_context(config) if config.tls_cert_file is not None else None
         self._dials: dict[str, asyncio.Task[ClientConnection]] = {}
+        self._connected: dict[str, ClientConnection] = {}  # by address, until they are lost
         self._losses: Listeners[[str]] = Listeners()
 
     def on_loss(self, listener: Callable[[str], None]) -> Callable[[], None]:
@@ -176,7 +177,11 @@ class RequestClient:
         the peer is not of this cluster or takes no payload of this size, and the context's own
         error.
         """
-        connection = await self.reach(address, context)
+        connection = self._connected.get(address)
+        if connection is None:
+            connection = await self.reach(address, context)
+        else:
+            context.raise_if_done()
         return connection.open(endpoint, payload, context, headers)
 
     async def call(
@@ -223,7 +228,12 @@ class RequestClient:
         if isinstance(error, ConnectionLostError):
             self._losses.tell(address)
         elif error is None and not dial.cancelled():
-            dial.result().when_lost(partial(self._losses.tell, address))
+            self._connected[address] = dial.result()
+            dial.result().when_lost(partial(self._on_lost, address))
+
+    def _on_lost(self, address: str) -> None:
+        self._connected.pop(address, None)
+        self._losses.tell(address)
 
     async def _dial(self, address: str) -> ClientConnection:
         host, _, port = address.rpartition(":")
