@@ -93,18 +93,17 @@ class RequestBody(ConstraintFields, frozen=True, kw_only=True):
             raise invalid_field("stream_options.continuous_usage_stats", "needs `include_usage`")
         if self.truncate_prompt_tokens == 0:
             raise invalid_field("truncate_prompt_tokens", "must be -1, or 1 and more")
-        self._check_prompt_logprobs(config)
-        self._check_stop(config)
+        if self.prompt_logprobs is not None:
+            self._check_prompt_logprobs(self.prompt_logprobs, config)
+        if self.stop is not None:
+            self._check_stop(config)
 
-    def _check_prompt_logprobs(self, config: FrontendConfig) -> None:
-        if self.prompt_logprobs is None:
-            return
+    def _check_prompt_logprobs(self, num: int, config: FrontendConfig) -> None:
         if self.stream:
             raise invalid_field("prompt_logprobs", "is only allowed when `stream` is false")
-        if self.prompt_logprobs > config.max_top_logprobs:
+        if num > config.max_top_logprobs:
             raise invalid_field(
-                "prompt_logprobs",
-                f"is {self.prompt_logprobs}, the most is {config.max_top_logprobs}",
+                "prompt_logprobs", f"is {num}, the most is {config.max_top_logprobs}"
             )
 
     def _check_stop(self, config: FrontendConfig) -> None:

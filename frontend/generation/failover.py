@@ -205,7 +205,8 @@ class Failover:
         self._sent_s = time.perf_counter()
 
     def _next_call(self) -> CallSpan:
-        facts = {"decode_instance": self.instance_id, "decode_reason": self.decision.reason}
+        decision = self.decision
+        facts = {"decode_instance": decision.instance_id, "decode_reason": decision.reason}
         self._call = CallSpan(self._context.headers, self._call, facts)
         return self._call
 

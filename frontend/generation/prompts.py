@@ -244,7 +244,8 @@ def stop_conditions(
             "min_tokens", f"is {min_tokens}, more than the {max_tokens} tokens of the answer"
         )
     stop_token_ids = body.stop_token_ids or []
-    check_token_ids(stop_token_ids, model, "stop_token_ids")
+    if stop_token_ids:
+        check_token_ids(stop_token_ids, model, "stop_token_ids")
     return StopConditions(max_tokens, min_tokens, stop_token_ids, bool(body.ignore_eos))
 
 
