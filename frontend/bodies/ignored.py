@@ -13,6 +13,8 @@ class Ignored:
     With `is_refused` a field that is left out is an error instead.
     """
 
+    __slots__ = ("_fields", "_num_more", "is_refused")
+
     def __init__(self, *, is_refused: bool = False) -> None:
         self.is_refused = is_refused
         self._fields: dict[str, None] = {}

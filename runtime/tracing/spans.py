@@ -92,9 +92,12 @@ class CallSpan:
     def __init__(
         self, headers: dict[str, str], follows: "CallSpan | None", attributes: Mapping[str, Value]
     ) -> None:
-        tracer = otel.tracer()
-        self.headers = headers if tracer is None else dict(headers)
-        self._ids = None if tracer is None else tracer.begin("tandem.call", self.headers)
+        self.headers = headers
+        self._ids: SpanIds | None = None
+        if (tracer := otel.tracer()) is None:
+            return
+        self.headers = dict(headers)
+        self._ids = tracer.begin("tandem.call", self.headers)
         self._failed = None if follows is None else follows._ids
         self._attributes, self._begun_at = attributes, time.perf_counter()
 
