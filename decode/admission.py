@@ -324,10 +324,12 @@ def _others(side: PrefillSide, num_uncached: int, num_cached: int) -> tuple[Pred
     if not side.others:
         return ()
     share = side.num_ticket_tokens // len(side.others)
+    # Tickets are taken to be alike: the mean position of their tokens is half a length.
+    context = share * side.num_ticket_tokens / max(1, side.num_queued_jobs) / 2
     transfer_s = side.transfer.seconds(num_uncached)
     num_tokens = num_uncached + num_cached  # its own prefix cache is not known here
     return tuple(
-        _predict_ticket(other.behind(share), side.here, num_tokens, transfer_s)
+        _predict_ticket(other.behind(share, context), side.here, num_tokens, transfer_s)
         for other in side.others
     )
 
@@ -341,12 +343,16 @@ def _predict_ticket(
     there, which the prompt delays unless these have a target, and busy workers learn costs that
     differ: it has to be better by its shorter queue alone.
     """
-    other = other.behind(other.num_own_tokens)
+    own_share = other.num_own_tokens / max(1, other.num_waiting_tokens)
+    other = other.behind(other.num_own_tokens, own_share * other.waiting_context)
     found = predict(other, num_tokens, transfer_s=transfer_s)
     if here is None or here.costs.has_target or not other.num_own_tokens:
         return found
     alike = replace(
-        here, num_waiting_tokens=other.num_waiting_tokens, instance_id=other.instance_id
+        here,
+        num_waiting_tokens=other.num_waiting_tokens,
+        waiting_context=other.waiting_context,
+        instance_id=other.instance_id,
     )
     return max(found, predict(alike, num_tokens, transfer_s=transfer_s), key=lambda p: p.cost_s)
 

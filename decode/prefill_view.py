@@ -80,8 +80,8 @@ class PrefillView:
         num_unclaimed_tokens = self._num_reserved_tokens - self._num_taken_tokens
         side.num_ticket_tokens = max(depth.num_tokens, num_unclaimed_tokens)
         side.here = _place_here(engine.backlog())
-        num_just_come = self._own_prompts.num_just_come(seq.request_id)
-        side.others = self._other_places(helpers, longest_silence_s, side.here, num_just_come)
+        just_come = self._own_prompts.just_come(seq.request_id)
+        side.others = self._other_places(helpers, longest_silence_s, side.here, just_come)
         return side
 
     def leaves_tickets(self, load: LoadStats) -> bool:
@@ -108,7 +108,7 @@ class PrefillView:
         helpers: Set[str],
         longest_silence_s: float,
         here: PlaceLoad | None,
-        num_just_come: int = 0,
+        just_come: tuple[int, float] = (0, 0.0),
     ) -> list[PlaceLoad]:
         """Return the load of every worker that takes tickets and is not silent.
 
@@ -129,7 +129,7 @@ class PrefillView:
                 place = _borrowing(here, instance_id, report)
             if place is not None:
                 answers = report is not None and report.role != "prefill"
-                found.append(place.behind(num_just_come) if answers else place)
+                found.append(place.behind(*just_come) if answers else place)
         return found
 
     def place_of(self, instance_id: str) -> PlaceLoad | None:
@@ -176,4 +176,10 @@ def _borrowing(here: PlaceLoad, instance_id: str, report: LoadReport | None) -> 
 def _place_here(load: Backlog) -> PlaceLoad | None:
     if load.costs is None:
         return None
-    return PlaceLoad(load.costs, load.num_decodes, load.decode_context, load.num_waiting_tokens)
+    return PlaceLoad(
+        load.costs,
+        load.num_decodes,
+        load.decode_context,
+        load.num_waiting_tokens,
+        waiting_context=load.waiting_context,
+    )

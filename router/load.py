@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from tandem.router.predict import Pace, PlaceLoad, nominal_s
+from tandem.router.predict import PLANNED_SHARE, Pace, PlaceLoad, decode_step_s, nominal_s
 from tandem.runtime.wire.cluster_messages import LoadReport, StepCosts
 
 RATE_S = 10.0  # in which the rate of prompts forgets most of what was before
@@ -66,12 +66,14 @@ class InstanceLoad:
     num_prefilling: int = 0  # of these, before their first token
     active_blocks: int = 0
     pending_blocks: int = 0
+    pending_context: float = 0.0  # the positions of their tokens, summed
     num_reports: int = 0
     num_reported: int = 0  # of our requests, present at the last report
     num_left: int = 0  # of these, still present
     answer_blocks: float = 0.0  # of these, at the last report
     foreign_blocks: float = 0.0  # of other frontends' requests
     foreign_pending_blocks: int = 0
+    foreign_pending_context: float = 0.0  # as above
     foreign_decodes: int = 0
     foreign_requests: int = 0
     reported_context: float = 0.0  # tokens of a running answer; 0: not known
@@ -95,6 +97,7 @@ class InstanceLoad:
         self.answer_blocks = excess_blocks - self.foreign_blocks
         pending_blocks = report.num_waiting_tokens // block_size
         self.foreign_pending_blocks = max(0, pending_blocks - self.pending_blocks)
+        self.foreign_pending_context = max(0.0, report.waiting_context - self.pending_context)
         self.foreign_decodes = max(0, report.num_decodes - self._own_decodes())
         self.foreign_requests = max(0, num_requests - self.num_requests)
         self.reported_context = report.decode_context / max(1, report.num_decodes)
@@ -152,6 +155,20 @@ class InstanceLoad:
             return -math.inf
         return self.num_blocks - self.active() if self.num_blocks else math.inf
 
+    def num_in_time(self) -> float:
+        """Return the blocks that one more answer may have with all steps of decodes in time.
+
+        Infinity without a target of the time between tokens.
+        """
+        costs = self.costs
+        if costs is None or not costs.has_target:
+            return math.inf
+        context = self.active() * self.block_size
+        decodes_s = decode_step_s(costs, max(1, self.num_answers + 1), int(context))
+        left_s = PLANNED_SHARE * costs.max_step_s - decodes_s
+        context_s = costs.decode_s[2] * self.block_size
+        return left_s / context_s if context_s else math.copysign(math.inf, left_s)
+
     @property
     def num_answers(self) -> int:
         """Requests that have a batch row or will, of all frontends."""
@@ -186,9 +203,13 @@ class InstanceLoad:
     def _place(self, costs: StepCosts) -> PlaceLoad:
         """Return the load as predictions see it."""
         num_decodes = self._own_decodes() + self.foreign_decodes
-        waiting = (self.pending_blocks + self.foreign_pending_blocks) * self.block_size
-        context = int(num_decodes * self.context) if num_decodes else 0
-        return PlaceLoad(costs, num_decodes, context, waiting)
+        return PlaceLoad(
+            costs,
+            num_decodes,
+            int(num_decodes * self.context) if num_decodes else 0,
+            (self.pending_blocks + self.foreign_pending_blocks) * self.block_size,
+            waiting_context=self.pending_context + self.foreign_pending_context,
+        )
 
     def _own_decodes(self) -> int:
         return max(0, self.num_requests - self.num_prefilling)

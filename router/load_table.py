@@ -11,7 +11,8 @@ _NUM_PACE = 11  # of the columns: the fields of a Pace, in their order
 _PROMPT_S, _DECODE_S, _TTFT_TARGET, _NUM_REQUESTS, _PENDING, _ACTIVE, _FILLABLE = range(
     _NUM_PACE, _NUM_PACE + 7
 )
-_IS_SHARED, _NUM_ANSWERS = range(_FILLABLE + 1, _FILLABLE + 3)  # of those that take tickets too
+_IN_TIME = _FILLABLE + 1
+_IS_SHARED, _NUM_ANSWERS = range(_IN_TIME + 1, _IN_TIME + 3)  # of those that take tickets too
 _NO_COSTS = (np.nan,) * (_NUM_PACE + 2)
 _FIRST_CAPACITY = 16
 Flags = NDArray[np.bool_]
@@ -115,9 +116,13 @@ class LoadTable:
         return num_requests
 
     def fit(self, num_blocks: int) -> Flags:
-        """Return which candidates have a batch row and `num_blocks` blocks left."""
+        """Return which candidates have a batch row and `num_blocks` blocks left.
+
+        Of these the ones whose answers' steps stay in time with so many more, where one does.
+        """
         have_room: Flags = self._first[_FILLABLE] >= num_blocks
-        return have_room
+        in_time: Flags = have_room & (self._first[_IN_TIME] >= num_blocks)
+        return in_time if in_time.any() else have_room
 
     def ttft_targets(self) -> Floats | None:
         """Return the seconds in which a first token should come at each candidate, or infinity.
@@ -174,6 +179,7 @@ def _columns_of(load: InstanceLoad) -> tuple[float, ...]:
         load.pending(),
         load.active(),
         load.num_fillable(),
+        load.num_in_time(),
         load.shared.num_workers,
         load.shared.num_answers,
     )

@@ -67,6 +67,7 @@ class _Request(Struct, gc=False):
     instance_id: str
     num_blocks: int
     num_pending_blocks: int  # still to be prefilled
+    pending_context: float  # the positions of their tokens, summed
     num_reports: int  # of the instance, received before this request was sent
     is_prefilled: bool = False
 
@@ -298,16 +299,18 @@ class Router:
         """Note that a request was sent to the instance of `decision`."""
         pending = max(0, num_blocks - decision.num_overlap_blocks)
         load = self._loads.add(decision.instance_id)
+        num_cached, num_tokens = (num_blocks - pending) * load.block_size, pending * load.block_size
+        pending_context = num_tokens * (num_cached + num_tokens / 2)
         self._requests[request_id] = _Request(
-            decision.instance_id, num_blocks, pending, load.num_reports
+            decision.instance_id, num_blocks, pending, pending_context, load.num_reports
         )
         load.num_requests += 1
         load.num_prefilling += 1
         load.active_blocks += num_blocks
         load.pending_blocks += pending
+        load.pending_context += pending_context
         if load.takes_tickets:
-            num_cached = (num_blocks - pending) * load.block_size
-            load.rate_prompt(pending * load.block_size, num_cached, self.clock())
+            load.rate_prompt(num_tokens, num_cached, self.clock())
         self._loads.changed(decision.instance_id)
 
     def prefilled(self, request_id: str) -> None:
@@ -320,6 +323,7 @@ class Router:
         if load is not None:
             load.num_prefilling = max(0, load.num_prefilling - 1)
             load.pending_blocks = max(0, load.pending_blocks - request.num_pending_blocks)
+            load.pending_context = max(0.0, load.pending_context - request.pending_context)
             self._loads.changed(request.instance_id)
 
     def finished(self, request_id: str) -> None:

@@ -28,6 +28,7 @@ FLOOR_TOKENS = 16  # of prompts in a step, however long its decodes take
 PACKED_SHARE = 0.85  # of the longest step, that answers with a target take on few workers
 FILLED_SHARE = 0.9  # of the blocks, that they take there
 PACKING_GAIN = 1.2  # times sooner, that answers without a target get their tokens on few workers
+SURE_GAIN = 1.08  # times the time for prompts, that few workers with answers must leave
 PRESSING_SHARE = 0.3  # of the time that answers on all workers leave prompts
 SHARE_TRIED = 0.02  # of prompts, at an idle worker whose learned costs may be old
 SHARE_UNBEARABLE = 0.1  # of these, at one that seems slower than MAX_SLOWNESS for the prompt
@@ -45,10 +46,15 @@ class PlaceLoad(Struct, gc=False):
     num_waiting_tokens: int = 0  # of prompts that come first
     instance_id: str = ""  # of the worker; empty: this one
     num_own_tokens: int = 0  # of num_waiting_tokens: of prompts that the worker answers itself
+    waiting_context: float = 0.0  # the positions of num_waiting_tokens, summed
 
-    def behind(self, num_tokens: int) -> "PlaceLoad":
+    def behind(self, num_tokens: int, context: float = 0.0) -> "PlaceLoad":
         """Return the load with so many tokens more that come first."""
-        return replace(self, num_waiting_tokens=self.num_waiting_tokens + num_tokens)
+        return replace(
+            self,
+            num_waiting_tokens=self.num_waiting_tokens + num_tokens,
+            waiting_context=self.waiting_context + context,
+        )
 
     @staticmethod
     def of(report: LoadReport) -> "PlaceLoad | None":
@@ -62,6 +68,7 @@ class PlaceLoad(Struct, gc=False):
             report.num_waiting_tokens,
             report.instance_id,
             report.num_own_prompt_tokens,
+            report.waiting_context,
         )
 
 
@@ -86,7 +93,8 @@ class Pace(Struct, Generic[Real], frozen=True, gc=False):
         costs = load.costs
         decode_s = decode_step_s(costs, load.num_decodes, load.decode_context)
         room = _room(costs, load.num_decodes, decode_s) if load.num_decodes else costs.max_tokens
-        waiting_s = load.num_waiting_tokens * costs.prompt_s[1]
+        _, per_token_s, per_position_s = costs.prompt_s
+        waiting_s = load.num_waiting_tokens * per_token_s + load.waiting_context * per_position_s
         num_steps = math.ceil(load.num_waiting_tokens / room)
         overhead_s = costs.prompt_s[0] + decode_s
         if load.num_decodes:
@@ -254,10 +262,10 @@ def num_holding(
 
     Spread over all workers, answers and prompts share each worker's time. With a target of the time
     between tokens prompts get what it leaves of each step; where they need much of that, few
-    workers hold the answers, in steps of PACKED_SHARE of the longest, if that leaves prompts more
-    in all. Without a target answers wait for prompts; few workers hold them where each then gets
-    its tokens clearly sooner, and the others have the time for all prompts. Prompts that are
-    computed elsewhere are computed whole: answers with cached prefixes are packed for more gain.
+    workers hold the answers, in steps of PACKED_SHARE of the longest, if that leaves prompts
+    clearly more in all. Without a target answers wait for prompts; few workers hold them where each
+    then gets its tokens clearly sooner, and the others have the time for all prompts. Prompts that
+    are computed elsewhere are computed whole: answers with cached prefixes stand together for more.
     """
     share = 1 / num_workers
     spread_s = decode_step_s(costs, math.ceil(num_answers * share), int(context * share))
@@ -276,7 +284,7 @@ def num_holding(
     num_held = min(max(1, math.ceil(max(by_time, by_room, by_rows))), num_workers)
     packed_s = decode_step_s(costs, math.ceil(num_answers / num_held), int(context / num_held))
     packed = num_workers - num_held + num_held * share_left(costs, packed_s)
-    needed = num_workers * left if costs.has_target else PACKING_GAIN * prompt_rate
+    needed = SURE_GAIN * num_workers * left if costs.has_target else PACKING_GAIN * prompt_rate
     needed *= whole_rate / prompt_rate
     return num_held if packed > needed else num_workers
 

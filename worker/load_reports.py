@@ -30,15 +30,21 @@ class OwnPrompts:
         self.none.set()
         self.changed = asyncio.Event()  # the first or a long one came, or the last is gone
         self.num_tokens = 0  # of all that came so far
+        self.context = 0  # the positions of these, summed
         self._came: deque[tuple[float, str, int]] = deque(maxlen=MAX_IN_BURST)
 
-    def num_just_come(self, request_id: str) -> int:
-        """Return the tokens of the prompts, without this one, that just came. From any thread."""
+    def just_come(self, request_id: str) -> tuple[int, float]:
+        """Return the tokens of the prompts, without this one, that just came. From any thread.
+
+        And the positions of these tokens, summed.
+        """
         since = time.perf_counter() - BURST_S
-        return sum(n for at, name, n in list(self._came) if at >= since and name != request_id)
+        came = [n for at, name, n in list(self._came) if at >= since and name != request_id]
+        return sum(came), sum(n * n / 2 for n in came)
 
     def add(self, request_id: str, num_tokens: int) -> None:
         self.num_tokens += num_tokens
+        self.context += num_tokens**2 // 2
         self._came.append((time.perf_counter(), request_id, num_tokens))
         if not self._request_ids or num_tokens >= LONG_TOKENS:
             self.changed.set()
@@ -69,7 +75,7 @@ class LoadReports:
         self._prompts, self._load, self._send = prompts, load, send
         self._progress = progress
         self._last: LoadStats | None = None
-        self._num_tokens = 0  # of `prompts`, when the last load was asked for
+        self._counted = (0, 0)  # tokens and context of `prompts`, when it was last asked for
 
     async def send_next(self) -> None:
         """Send one report, and wait until the next is due."""
@@ -84,21 +90,24 @@ class LoadReports:
         changed.clear()
 
     async def _send_one(self) -> None:
-        asked_at, num_sent = self._prompts.num_tokens, self._num_tokens
+        prompts = self._prompts
+        asked_at, num_sent = (prompts.num_tokens, prompts.context), self._counted[0]
         answer = asyncio.ensure_future(self._load())
         try:
             while not (await asyncio.wait([answer], timeout=MIN_INTERVAL_S))[0]:
-                if self._last is not None and self._prompts.num_tokens > num_sent:
-                    num_sent = self._prompts.num_tokens
-                    num_new = num_sent - self._num_tokens
+                if self._last is not None and prompts.num_tokens > num_sent:
+                    num_sent = prompts.num_tokens
+                    num_new = num_sent - self._counted[0]
+                    new_context = prompts.context - self._counted[1]
                     self._send(
                         replace(
                             self._last,
                             num_waiting_tokens=self._last.num_waiting_tokens + num_new,
                             num_own_prompt_tokens=self._last.num_own_prompt_tokens + num_new,
+                            waiting_context=self._last.waiting_context + new_context,
                         )
                     )
         finally:
             answer.cancel()
-        self._last, self._num_tokens = answer.result(), asked_at
+        self._last, self._counted = answer.result(), asked_at
         self._send(self._last)

@@ -6,6 +6,7 @@ from msgspec.structs import asdict
 from tandem.engine.schedule.scheduler import Scheduler
 from tandem.engine.schedule.sequence import Sequence
 from tandem.runtime.errors import TandemError
+from tandem.runtime.wire.bounds import MAX_COUNT
 from tandem.runtime.wire.cluster_messages import LoadReport, StepCosts, WorkerRole
 from tandem.runtime.wire.messages import FinishReason, TokenLogprobs
 from tandem.runtime.wire.prompt_logprobs import PromptLogprobs
@@ -51,6 +52,7 @@ class Backlog(msgspec.Struct, frozen=True):
     num_running_prompt_tokens: int = 0  # of num_waiting_tokens: of prompts that have begun
     num_waiting_prompt_tokens: int = 0  # of num_waiting_tokens: of prompts that have not
     num_own_prompt_tokens: int = 0  # of num_waiting_tokens: of prompts that are answered here
+    waiting_context: int = 0  # the positions of num_waiting_tokens, summed
 
 
 class LoadStats(Backlog, frozen=True, kw_only=True):
@@ -88,15 +90,17 @@ class LoadStats(Backlog, frozen=True, kw_only=True):
             costs=self.costs,
             max_num_seqs=self.max_num_seqs,
             num_own_prompt_tokens=self.num_own_prompt_tokens,
+            waiting_context=min(self.waiting_context, MAX_COUNT),
         )
 
 
 def backlog_of(scheduler: Scheduler) -> Backlog:
     """Return the part of `load_of` that each decision about a prompt depends on."""
-    num_waiting_prompt_tokens = num_own_prompt_tokens = 0
+    num_waiting_prompt_tokens = num_own_prompt_tokens = waiting_context = 0
     for seq in scheduler.waiting.values():
         num_waiting_prompt_tokens += len(seq.token_ids)
         num_own_prompt_tokens += 0 if seq.prefill_only else len(seq.token_ids)
+        waiting_context += len(seq.token_ids) ** 2 // 2
     num_waiting_tokens = num_waiting_prompt_tokens
     num_running_prompt_tokens = num_decodes = decode_context = 0
     for seq in scheduler.running.values():
@@ -109,6 +113,7 @@ def backlog_of(scheduler: Scheduler) -> Backlog:
         else:
             num_running_prompt_tokens += num_left
             num_own_prompt_tokens += 0 if seq.prefill_only else num_left
+            waiting_context += num_left * (num_known + seq.num_computed_tokens) // 2
     return Backlog(
         num_waiting_tokens,
         num_decodes,
@@ -117,6 +122,7 @@ def backlog_of(scheduler: Scheduler) -> Backlog:
         num_running_prompt_tokens,
         num_waiting_prompt_tokens,
         num_own_prompt_tokens,
+        waiting_context,
     )
 
 

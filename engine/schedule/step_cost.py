@@ -2,10 +2,10 @@
 
 The model is linear: the cost of decodes (a constant, each sequence, its context), and the further
 cost of prompt tokens (a constant, each token, its context). A device that reads the weights while
-it multiplies hides the smaller of the decodes' constant and the prompts' cost in a step with both:
-the share of it that is hidden is measured once. A GPU waits for the launches of a step with
-prompts, which no graph replays: below that floor tokens cost nothing, and steps there tell nothing
-of their cost. Pure.
+it multiplies hides the smaller of the decodes' constant and the prompts' cost without that of their
+context in a step with both: the share of it that is hidden is measured once. A GPU waits for the
+launches of a step with prompts, which no graph replays: below that floor tokens cost nothing, and
+steps there tell nothing of their cost. Pure.
 """
 
 import math
@@ -28,6 +28,8 @@ SURPRISE = 0.15  # relative error of a prediction from which the past counts for
 DECAY_AT_A_SURPRISE = 0.6
 AT_FLOOR = 1.25  # times the floor: steps up to there may have waited for their launches
 FLOOR_GROWTH = 1.01  # by a step that only its launches bind: the floor is the shortest of the last
+MOSTLY = 0.5  # of the products of prompts is hidden
+RIDGE = 1e-4  # of the greatest sum of squares of a feature
 OUTLIER = 4.0  # times the prediction, plus the longest step: longer times are cut to this
 NUM_OBSERVED = 64  # first steps without prompts, that are all observed
 DECODES_OBSERVED_EVERY = 8  # after these: they are many and alike
@@ -107,7 +109,7 @@ class LinearCost:
             row = zip(self._gram[i], features, strict=True)
             self._gram[i] = [decay * old + left * right for old, right in row]
             self._moment[i] = decay * self._moment[i] + left * seconds
-        self._weights = _solve_non_negative(self._gram, self._moment)
+        self._weights = _solve_non_negative(self._gram, self._moment, self._weights)
 
     def begin_with(self, weights: list[float]) -> None:
         """Start from `weights`, as if each feature had been observed once, alone."""
@@ -184,6 +186,8 @@ class StepCost:
         prompts_s = max(0.0, seconds - self._decoding_s(work) + self._hidden_s(work))
         if is_at_floor and 0 < self._prompts_s(work) <= prompts_s:
             return
+        if self._is_hidden(work) and abs(seconds - self._predicted_s(work)) <= SURPRISE * seconds:
+            return
         if self.is_guessed:
             self._prompts = LinearCost(3, self.max_step_s)
             if is_at_floor:  # a token takes no more than this
@@ -211,7 +215,17 @@ class StepCost:
         """Return the seconds of a step with decodes and prompts that neither adds to the other."""
         if not work.num_decodes or not self.hidden_share:
             return 0.0
-        return self.hidden_share * min(self._decodes.weights[0], self._prompts_s(work))
+        return self.hidden_share * min(self._decodes.weights[0], self._products_s(work))
+
+    def _is_hidden(self, work: StepWork) -> bool:
+        """Return whether most of the products of prompts is hidden, so that a step tells little."""
+        is_shorter = 0 < self._products_s(work) <= self._decodes.weights[0]
+        return work.num_decodes > 0 and self.hidden_share >= MOSTLY and is_shorter
+
+    def _products_s(self, work: StepWork) -> float:
+        """Return the seconds of prompts in a step without those of their context."""
+        constant, per_token, _ = self._prompts.weights
+        return constant + per_token * work.num_multiplied(self.tile_tokens) / TOKENS
 
     def room(self, work: StepWork, start: int) -> int:
         """Return how many tokens from position `start` a step with `work` can take, 0 or more.
@@ -284,14 +298,20 @@ def _largest(square: float, linear: float, left: float) -> int:
     return int(min(root, 2**31))
 
 
-def _solve_non_negative(gram: list[list[float]], moment: list[float]) -> list[float]:
-    """Solve the normal equations of least squares.
+def _solve_non_negative(
+    gram: list[list[float]], moment: list[float], before: list[float]
+) -> list[float]:
+    """Solve the normal equations of least squares, near the weights `before` where they are free.
 
     Features that would get negative weights are left out, the most negative first.
     """
     kept = list(range(len(moment)))
     while kept:
-        solution = _solve([[gram[i][j] for j in kept] for i in kept], [moment[i] for i in kept])
+        solution = _solve(
+            [[gram[i][j] for j in kept] for i in kept],
+            [moment[i] for i in kept],
+            [before[i] for i in kept],
+        )
         worst = min(solution)
         if worst >= 0:
             break
@@ -302,13 +322,18 @@ def _solve_non_negative(gram: list[list[float]], moment: list[float]) -> list[fl
     return weights
 
 
-def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Solve a positive semidefinite system by elimination, with a ridge for singular ones."""
+def _solve(matrix: list[list[float]], right: list[float], before: list[float]) -> list[float]:
+    """Solve a positive semidefinite system by elimination, with a ridge around `before`.
+
+    Steps that are all alike do not tell a constant from a cost of each token: what earlier ones
+    told is kept then.
+    """
     size = len(right)
-    ridge = 1e-6 * max(matrix[i][i] for i in range(size)) + 1e-12
+    ridge = RIDGE * max(matrix[i][i] for i in range(size)) + 1e-12
     rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
     for i in range(size):
         rows[i][i] += ridge
+        rows[i][size] += ridge * before[i]
     for i, pivot in enumerate(rows):
         for row in rows[i + 1 :]:
             factor = row[i] / pivot[i]

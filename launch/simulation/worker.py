@@ -313,6 +313,6 @@ def step_seconds(costs: StepCosts, work: StepWork) -> float:
         return decodes_s
     per_step_s, per_token_s, per_context_s = costs.prompt_s
     prompts_s = per_step_s + per_token_s * work.num_multiplied(costs.tile_tokens)
-    prompts_s += per_context_s * work.prompt_context
     hidden_s = min(costs.decode_s[0], prompts_s) * costs.hidden_share if work.num_decodes else 0.0
-    return max(decodes_s + prompts_s - hidden_s, costs.prompt_floor_s)
+    prompts_s += per_context_s * work.prompt_context - hidden_s
+    return max(decodes_s + prompts_s, costs.prompt_floor_s)

@@ -162,6 +162,7 @@ class LoadReport(Message, frozen=True):
     costs: StepCosts | None = None  # None: not learned yet
     max_num_seqs: Count = 0  # batch rows; 0: not known
     num_own_prompt_tokens: Count = 0  # of num_waiting_tokens: the sender takes tickets after these
+    waiting_context: Count = 0  # the positions of num_waiting_tokens, summed
 
 
 class LinkReport(Message, frozen=True, tag=False):

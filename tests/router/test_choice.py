@@ -168,7 +168,9 @@ def test_the_cheapest_by_prediction_is_chosen_of_those_with_room_and_time(
     chosen.rng = Drawn(1.0)
     for name, place in zip(names, places, strict=True):
         load = report(name, costs, place.num_decodes, place.num_waiting_tokens)
-        chosen.update_load(replace(load, num_free_blocks=place.num_free_blocks), BLOCK_SIZE)
+        waiting_context = place.num_waiting_tokens * 50
+        load = replace(load, num_free_blocks=place.num_free_blocks, waiting_context=waiting_context)
+        chosen.update_load(load, BLOCK_SIZE)
         chosen.index.apply(KvEvent(name, "e", 1, stored=HASHES[: place.overlap]))
         for number in range(place.sent):
             chosen.started(f"{name}{number}", RoutingDecision(name, 15, ""), 20)
@@ -177,7 +179,15 @@ def test_the_cheapest_by_prediction_is_chosen_of_those_with_room_and_time(
         num_prefilled = min(place.num_prefilled, place.sent)
         waiting = place.num_waiting_tokens // BLOCK_SIZE + 5 * (place.sent - num_prefilled)
         num_decodes, length = place.num_decodes + num_prefilled, 100 if place.num_decodes else 320
-        load_there = PlaceLoad(costs, num_decodes, length * num_decodes, waiting * BLOCK_SIZE)
+        sent_tokens, num_cached = 5 * BLOCK_SIZE, 15 * BLOCK_SIZE
+        positions = (place.sent - num_prefilled) * sent_tokens * (num_cached + sent_tokens / 2)
+        load_there = PlaceLoad(
+            costs,
+            num_decodes,
+            length * num_decodes,
+            waiting * BLOCK_SIZE,
+            waiting_context=waiting_context + positions,
+        )
         # A prompt that is held there whole has its last token computed again.
         overlap = place.overlap if len(places) > 1 else 0
         num_missing = max((100 - weight * overlap) * BLOCK_SIZE, 1.0)
@@ -206,6 +216,20 @@ def test_the_cheapest_by_prediction_is_chosen_of_those_with_room_and_time(
         is_as_good = routed.costs_s[other] <= (1 + MARGIN) * routed.costs_s[cheapest] * 0.999999
         if is_as_good and places[other].overlap >= places[cheapest].overlap:
             assert places[at].sent <= places[other].sent
+
+
+@pytest.mark.parametrize("has_target", [False, True])
+def test_a_worker_whose_answers_would_miss_their_target_is_passed_over(has_target: bool) -> None:
+    """79 answers take 89 of the 90 ms that a step is planned with, and one more 90."""
+    costs = replace(COSTS, has_target=has_target, max_step_s=0.1)
+    full, busy = report("full", costs, num_decodes=79), report("busy", costs, 10, 3000)
+    chosen = router(full, busy)
+    chosen.rng = Drawn(1.0)
+    named = chosen.choose(["full", "busy"], [], 100, named="full").routed
+    assert named is not None and named.fit == [not has_target, True]
+    alone = router(full, report("other", costs, num_decodes=79))
+    routed = alone.choose(["full", "other"], [], 100).routed
+    assert routed is not None and routed.fit == [True, True], "none is better"
 
 
 @pytest.mark.parametrize("num_in_flight", [16, 80])

@@ -16,6 +16,7 @@ from tandem.router.predict import (
     PACKING_GAIN,
     PLANNED_SHARE,
     PRESSING_SHARE,
+    SURE_GAIN,
     Pace,
     PlaceLoad,
     bounding_arrays,
@@ -64,6 +65,14 @@ def test_a_report_without_costs_gives_no_place() -> None:
     assert PlaceLoad.of(known) == PlaceLoad(COSTS, 1, 500, 30, "a")
 
 
+def test_a_wait_counts_the_attention_of_the_prompts_that_come_first() -> None:
+    costs = StepCosts((0.0, 0.0, 0.0), (0.0, 2e-5, 8e-10), 0.05, 8192, 8192)
+    long = predict(PlaceLoad(costs), 60_000)
+    assert long.first_token_s == pytest.approx(60_000 * (2e-5 + 8e-10 * 30_000))
+    behind = PlaceLoad(costs).behind(60_000, 60_000**2 / 2)
+    assert predict(behind, 1).wait_s == pytest.approx(long.first_token_s)
+
+
 @pytest.mark.parametrize(
     ("seconds", "factors"),
     [
@@ -85,15 +94,15 @@ def test_none_counts_as_slower_than_a_multiple_of_the_fastest(
             assert found[1 - at].tolist() == [1.0] * 3
 
 
-def test_answers_with_a_target_stand_together_where_that_leaves_prompts_any_more_time() -> None:
+def test_answers_with_a_target_stand_together_where_that_leaves_prompts_clearly_more_time() -> None:
     costs = StepCosts(
         *((6.4e-3, 5e-6, 4.9e-8), (8e-4, 3.1e-5, 1.5e-9), 0.02, 8192, 512, True),
         hidden_share=1.0,
     )
     answers = 16, 16 * 6000.0  # and their context; steps of 8 ms with four, of 11 with all of them
-    # spread over four workers they leave prompts 3.1 seconds a second, on one of them 3.6
-    assert num_holding(costs, 4e5, 128, 2.0, 2.2, 4, *answers) == 1
-    assert num_holding(costs, 4e5, 128, 2.0, 2.4, 4, *answers) == 4, (
+    # spread over four workers they leave prompts 3.2 seconds a second, on one of them 3.6
+    assert num_holding(costs, 4e5, 128, 2.0, 2.04, 4, *answers) == 1
+    assert num_holding(costs, 4e5, 128, 2.0, 2.2, 4, *answers) == 4, (
         "elsewhere they are computed whole"
     )
     assert num_holding(costs, 4e5, 128, 0.5, 0.5, 4, *answers) == 4, "prompts need too little of it"
@@ -268,7 +277,8 @@ def test_answers_are_held_by_the_fewest_workers_that_have_time_room_and_rows_for
 
     num_held = next((num for num in range(1, num_workers) if hold(num)), num_workers)
     prompts_get = num_workers - num_held + num_held * share_left(costs, decodes_s(num_held))
-    they_need = uncached * (num_workers * left if costs.has_target else PACKING_GAIN * rate)
+    least = SURE_GAIN * num_workers * left if costs.has_target else PACKING_GAIN * rate
+    they_need = uncached * least
     presses = share > PRESSING_SHARE * (left if costs.has_target else 1.0)
     expected = num_held if presses and prompts_get > they_need else num_workers
     found = num_holding(

@@ -88,9 +88,9 @@ async def test_heartbeats_tell_that_a_worker_without_work_lives(
 
 def test_prompts_that_just_came_count_without_the_one_that_is_decided() -> None:
     prompts = OwnPrompts()
-    assert prompts.num_just_come("a") == 0
+    assert prompts.just_come("a") == (0, 0)
     for request_id, num_tokens in (("a", 1), ("b", 20), ("c", 300)):
         prompts.add(request_id, num_tokens)
-    assert prompts.num_just_come("a") == 320
+    assert prompts.just_come("a") == (320, (20**2 + 300**2) / 2)
     prompts._came = deque((at - BURST_S, *rest) for at, *rest in prompts._came)
-    assert prompts.num_just_come("a") == 0
+    assert prompts.just_come("a") == (0, 0)

@@ -33,6 +33,7 @@ def test_a_load_counts_decodes_and_tokens_that_wait(
     assert (load.num_running_prompt_tokens, load.num_waiting_prompt_tokens) == (13, 11)
     assert load.num_waiting_tokens == 1 + 13 + 11
     assert load.num_own_prompt_tokens == num_own
+    assert load.waiting_context == pytest.approx(sum(range(7, 20)) + sum(range(11)), rel=0.1)
     assert load.costs is None, "no prompt was measured"
     scheduler.step_cost.observe(chunks, 0.05)
     costs = load_of(scheduler).costs
