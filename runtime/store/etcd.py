@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 import random
 import time
@@ -65,7 +66,7 @@ class EtcdDiscovery:
         with contextlib.suppress(ServiceError):  # it may be kept from those who have no role
             self.doubt = await self._client.doubt()
         if self.doubt:
-            logger.warning("%s", self.doubt)
+            _warn_once(self.doubt)
         self._keeper = keep_running("the keeper of the etcd lease", self._keep)
         logger.info("etcd at %s, lease %x", self._config.etcd_endpoints, self._lease_id)
 
@@ -271,6 +272,12 @@ class _Follower:
         for key in [key for key in self._missing if self._leased[key]]:
             self._missing.discard(key)
             self._apply(key, None)
+
+
+@functools.cache
+def _warn_once(doubt: str) -> None:
+    """Log a warning about the server, the first time that this process connects to such a one."""
+    logger.warning("%s", doubt)
 
 
 def _backoff_s(attempt: int) -> float:
