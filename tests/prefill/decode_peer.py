@@ -226,8 +226,10 @@ class Stage:
     # ---- looking ------------------------------------------------------------------------------
 
     def landed(self, offer: Offer) -> list[Landed]:
+        """Return the notices of the writes that have landed, in the order of their posts."""
         notices = [decode_landed(notice) for notice in self.peer.notices]
-        return [n for n in notices if n is not None and n.handoff_id == offer.job.handoff_id]
+        own = [n for n in notices if n is not None and n.handoff_id == offer.job.handoff_id]
+        return sorted(own, key=lambda notice: notice.sequence_number)
 
     async def settled(self, offer: Offer) -> Settled:
         await eventually(lambda: bool(offer.settled))

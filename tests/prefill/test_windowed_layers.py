@@ -52,11 +52,9 @@ async def stage(runtime_config: RuntimeConfig, tmp_path: Path) -> AsyncIterator[
 
 
 def writes(stage: Stage, offer: Offer) -> list[tuple[tuple[int, int], list[int]]]:
-    """The writes that have landed, in the order of their posts."""
-    notices = sorted(stage.landed(offer), key=lambda notice: notice.sequence_number)
     return [
         ((notice.layers.start, notice.layers.stop), [ordinal for ordinal, _ in notice.blocks])
-        for notice in notices
+        for notice in stage.landed(offer)
     ]
 
 
