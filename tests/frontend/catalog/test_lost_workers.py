@@ -19,8 +19,9 @@ def is_waiting(caplog: pytest.LogCaptureFixture) -> bool:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-async def test_an_answer_waits_for_the_next_worker_when_its_only_one_dies(
-    stack: Stack, stream: bool, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("returns", [False, True])
+async def test_an_answer_waits_for_the_next_worker_or_its_own_when_its_only_one_is_lost(
+    stack: Stack, returns: bool, stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     stack.worker.script = telling(ANSWER)
     path, body = TEXT_AND_LOGPROBS[3]
@@ -28,9 +29,14 @@ async def test_an_answer_waits_for_the_next_worker_when_its_only_one_dies(
     cut = Cut(stack, 3, None, vanishes=True)
     asking = asyncio.create_task(ask(stack, path, body, stream=stream))
     await eventually(lambda: is_waiting(caplog))
-    successor = await stack.add_worker(script=cut.whole)
+    worker = stack.worker
+    if returns:
+        await worker.come_back()
+    else:
+        worker = await stack.add_worker(script=cut.whole)
     assert await asking == uncut
-    assert [request.num_generated for request in successor.requests] == [3]
+    generated = [request.num_generated for request in worker.requests]
+    assert generated == ([0, 3] if returns else [3])
 
 
 async def test_the_wait_for_a_worker_ends_after_its_time_with_an_error() -> None:
@@ -58,21 +64,6 @@ async def test_the_wait_for_a_worker_ends_with_the_requests_own_time() -> None:
 
 
 # ---- workers that return ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-async def test_an_answer_goes_on_at_its_only_worker_when_that_answers_again(
-    stack: Stack, stream: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    stack.worker.script = telling(ANSWER)
-    path, body = TEXT_AND_LOGPROBS[3]
-    uncut = await ask(stack, path, body, stream=stream)
-    Cut(stack, 3, None, vanishes=True)
-    asking = asyncio.create_task(ask(stack, path, body, stream=stream))
-    await eventually(lambda: is_waiting(caplog))
-    await stack.worker.come_back()
-    assert await asking == uncut
-    assert [request.num_generated for request in stack.worker.requests] == [0, 3]
 
 
 async def test_a_worker_that_takes_a_pause_of_the_frontend_for_its_death_costs_no_time() -> None:

@@ -1,12 +1,9 @@
-import json
-
 import pytest
 
-from tandem.frontend.chat.logprobs import ChatLogprobs
 from tandem.frontend.chat.responses import ResponseHead, usage
 from tandem.frontend.http.events import DONE
 from tandem.frontend.openai.sse import ChunkWriter, usage_event
-from tandem.frontend.parsers.pieces import Content, Reasoning, TokenLogprob, ToolCallDelta
+from tandem.frontend.parsers.pieces import Content, Reasoning, ToolCallDelta
 from tandem.runtime.wire.messages import FinishReason
 
 CHAT = ResponseHead("chatcmpl-1", 17, "m", is_chat=True, with_usage=False)
@@ -50,20 +47,6 @@ def test_the_bytes_of_a_completion_stream_with_usage() -> None:
         b'"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":4,"total_tokens":7,'
         b'"prompt_tokens_details":{"cached_tokens":1}}}\n\n'
     )
-
-
-def test_a_chunk_with_logprobs_is_json_of_the_same_shape() -> None:
-    logprobs = ChatLogprobs([TokenLogprob("x", -0.5, [120], [])])
-    chunk = ChunkWriter(CHAT, 0).piece(Content("x"), logprobs)
-    assert chunk.startswith(b"data: ") and chunk.endswith(b"\n\n")
-    (choice,) = json.loads(chunk[6:])["choices"]
-    assert choice["delta"] == {"content": "x"}
-    assert choice["logprobs"]["content"][0] == {
-        "token": "x",
-        "logprob": -0.5,
-        "bytes": [120],
-        "top_logprobs": [],
-    }
 
 
 def test_reasoning_and_tool_calls_have_fields_of_their_own() -> None:

@@ -11,7 +11,7 @@ from tandem.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 from tandem.frontend.parsers.output_format import output_format
 from tandem.frontend.parsers.pieces import Content, Piece, Reasoning, ToolCallDelta
 from tandem.frontend.parsers.streaming import StreamingParser
-from tests.frontend.parsers.cases import CASES, Case, W, hermes
+from tests.frontend.parsers.cases import CASES, Case
 from tests.frontend.parsers.shared_cases import SCHEMAS, SHARED_CASES
 
 ALL_CASES = CASES | SHARED_CASES
@@ -115,12 +115,6 @@ def test_a_list_that_begins_an_answer_is_held_no_longer_than_it_lasts() -> None:
     assert joined(parser.push("2] is")) == ("[1, 2] is", "", [])
     parser = StreamingParser(output_format("none", "llama_pythonic"))
     assert joined(parser.push("[f(a=1)] It")) == ("It", "", [("f", '{"a": 1}')])
-
-
-def test_calls_beyond_the_most_that_are_allowed_are_content() -> None:
-    parser = StreamingParser(output_format("none", "hermes"), max_calls=1)
-    pieces = parser.push(hermes("{}") + hermes('{"a": 1}')) + parser.finish()
-    assert joined(pieces) == (hermes('{"a": 1}'), "", [(W, "{}")])
 
 
 def test_ids_are_as_long_as_templates_want_them() -> None:

@@ -122,12 +122,3 @@ def check_calls(events: list[dict[str, Any]], has_call: bool) -> None:
     expected = ["response.output_item.added", "response.function_call_arguments.delta"]
     expected += ["response.function_call_arguments.done", "response.output_item.done"]
     assert list(dict.fromkeys(found)) == (expected if has_call else [])
-
-
-async def test_an_image_is_refused_by_its_place(stack: Stack) -> None:
-    image = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
-    answer = await stack.http.post(
-        "/v1/responses",
-        json={"model": MODEL, "input": [{"type": "message", "role": "user", "content": [image]}]},
-    )
-    assert answer.status_code == 400 and "input_image" in answer.json()["error"]["message"]

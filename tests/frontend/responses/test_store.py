@@ -79,18 +79,6 @@ def test_nobody_within_a_share_loses_a_response_to_others(seed: int) -> None:
         kept = {each: now.get(each, []) for each in owners}
 
 
-def test_a_flood_of_one_owner_leaves_the_others_theirs() -> None:
-    store = ResponseStore(max_responses=8, max_bytes=1_000_000)
-    for number in range(4):
-        store.put(f"b{number}", stored("b", owner="bob"))
-    for number in range(1100):
-        store.put(f"a{number}", stored("a", owner="alice"))
-    assert all(store.get(f"b{number}", "bob") for number in range(4))
-    assert store.get("a1099", "alice")
-    with pytest.raises(NotFoundError):
-        store.get("a1000", "alice")
-
-
 async def test_a_response_is_its_owners_alone() -> None:
     store = ResponseStore(10, 100_000)
     store.put("a", stored("a", owner="alice"))

@@ -131,36 +131,45 @@ async def test_many_inputs_go_in_batches_to_all_workers(stack: Stack, worker: Fa
     assert worker.vector_requests and other.vector_requests
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"input": []}, "input"),
-        ({"input": None}, "input"),
-        ({"input": 5}, "input"),
-        ({"input": ["a", 5]}, "input"),
-        ({"input": ["a", None]}, "input"),
-        ({"input": ["a", ["b"]]}, "input"),
-        ({"input": ""}, "input[0]"),
-        ({"input": ["a", ""]}, "input[1]"),
-        ({"input": [[1], []]}, "input"),
-        ({"input": [-1]}, "input"),
-        ({"input": [100_000]}, "input"),
-        ({"input": ["a"] * 9}, "input"),
-        ({"input": ["a", "Hello " * CONTEXT_LENGTH]}, "input[1]"),
-        ({"encoding_format": "int8"}, "encoding_format"),
-        ({"dimensions": 0}, "dimensions"),
-        ({"dimensions": 2**16 + 1}, "dimensions"),
-        ({"model": 7}, "model"),
-    ],
-)
-async def test_a_wrong_body_is_refused_by_its_field(fields: dict[str, Any], param: str) -> None:
+WRONG: dict[str, tuple[dict[str, Any], list[tuple[dict[str, Any], str]]]] = {
+    "embeddings": ({"input": "a"}, [
+        ({"input": []}, "input"), ({"input": None}, "input"), ({"input": 5}, "input"),
+        ({"input": ["a", 5]}, "input"), ({"input": ["a", None]}, "input"),
+        ({"input": ["a", ["b"]]}, "input"), ({"input": ""}, "input[0]"),
+        ({"input": ["a", ""]}, "input[1]"), ({"input": [[1], []]}, "input"),
+        ({"input": [-1]}, "input"), ({"input": [100_000]}, "input"),
+        ({"input": ["a"] * 9}, "input"), ({"input": ["a", "Hello " * CONTEXT_LENGTH]}, "input[1]"),
+        ({"encoding_format": "int8"}, "encoding_format"), ({"dimensions": 0}, "dimensions"),
+        ({"dimensions": 2**16 + 1}, "dimensions"), ({"model": 7}, "model"),
+    ]),
+    "rerank": ({"query": "Hello", "documents": ["a"]}, [
+        ({"documents": []}, "documents"), ({"documents": ["a"] * 9}, "documents"),
+        ({"documents": ["a"] * 1000}, "documents"), ({"documents": [5]}, "documents[0]"),
+        ({"documents": [{}]}, "documents[0].text"), ({"documents": "a"}, "documents"),
+        ({"documents": ["a", "Hello " * CONTEXT_LENGTH]}, "documents[1]"),
+        ({"query": None}, "query"), ({"query": "x" * 10_000}, "query"), ({"top_n": 0}, "top_n"),
+    ]),
+    "score": ({"text_1": "Hello", "text_2": ["a"]}, [
+        ({"text_2": []}, "text_2"), ({"text_2": ["a"] * 9}, "text_2"),
+        ({"text_2": ["a"] * 1000}, "text_2"), ({"text_2": [5]}, "text_2[0]"),
+        ({"text_2": None}, "text_2"), ({"documents": "a"}, "text_2"), ({"queries": "a"}, "text_1"),
+        ({"text_1": ["a", "b"]}, "text_2"), ({"text_1": []}, "text_2"),
+        ({"text_2": ["a", "Hello " * CONTEXT_LENGTH]}, "text_2[1]"),
+        ({"text_1": "x" * 10_000}, "text_1"), ({"model": MODEL}, "model"),
+    ]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("route", WRONG)
+async def test_a_wrong_body_is_refused_by_its_field(route: str) -> None:
+    right, wrong = WRONG[route]
     async with Stack(config=FrontendConfig(port=0, max_inputs=8)) as stack:
         worker = await add_worker(stack)
-        refused = await stack.http.post(
-            "/v1/embeddings", json={"model": EMBEDS, "input": "a"} | fields
-        )
-        assert refused.status_code == 400, refused.text
-        assert refused.json()["error"]["param"] == param
+        for fields, param in wrong:
+            body = {"model": EMBEDS} | right | fields
+            refused = await stack.http.post(f"/v1/{route}", json=body)
+            assert refused.status_code == 400, (fields, refused.text)
+            assert refused.json()["error"]["param"] == param, fields
         assert not worker.vector_requests
 
 
@@ -202,30 +211,6 @@ async def test_the_best_alone_without_their_documents(stack: Stack, worker: Fake
     assert [each["index"] for each in results] == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"documents": []}, "documents"),
-        ({"documents": ["a"] * 9}, "documents"),
-        ({"documents": ["a"] * 1000}, "documents"),
-        ({"documents": [5]}, "documents[0]"),
-        ({"documents": [{}]}, "documents[0].text"),
-        ({"documents": "a"}, "documents"),
-        ({"documents": ["a", "Hello " * CONTEXT_LENGTH]}, "documents[1]"),
-        ({"query": None}, "query"),
-        ({"query": "x" * 10_000}, "query"),
-        ({"top_n": 0}, "top_n"),
-    ],
-)
-async def test_a_wrong_rerank_is_refused_by_its_field(fields: dict[str, Any], param: str) -> None:
-    async with Stack(config=FrontendConfig(port=0, max_inputs=8)) as stack:
-        await add_worker(stack)
-        body = {"model": EMBEDS, "query": "Hello", "documents": ["a"]} | fields
-        refused = await stack.http.post("/v1/rerank", json=body)
-        assert refused.status_code == 400, refused.text
-        assert refused.json()["error"]["param"] == param
-
-
 # ---- score ------------------------------------------------------------------------------------
 
 
@@ -251,32 +236,6 @@ async def test_pairs_are_scored_in_their_order(
         assert found["object"] == "list" and found["id"].startswith("score-")
     one = {"model": EMBEDS, names[0]: "Hello", names[1]: "the"}
     assert len((await stack.http.post("/score", json=one)).json()["data"]) == 1
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"text_2": []}, "text_2"),
-        ({"text_2": ["a"] * 9}, "text_2"),
-        ({"text_2": ["a"] * 1000}, "text_2"),
-        ({"text_2": [5]}, "text_2[0]"),
-        ({"text_2": None}, "text_2"),
-        ({"documents": "a"}, "text_2"),
-        ({"queries": "a"}, "text_1"),
-        ({"text_1": ["a", "b"]}, "text_2"),
-        ({"text_1": []}, "text_2"),
-        ({"text_2": ["a", "Hello " * CONTEXT_LENGTH]}, "text_2[1]"),
-        ({"text_1": "x" * 10_000}, "text_1"),
-        ({"model": MODEL}, "model"),
-    ],
-)
-async def test_a_wrong_score_is_refused_by_its_field(fields: dict[str, Any], param: str) -> None:
-    async with Stack(config=FrontendConfig(port=0, max_inputs=8)) as stack:
-        await add_worker(stack)
-        body = {"model": EMBEDS, "text_1": "Hello", "text_2": ["a"]} | fields
-        refused = await stack.http.post("/v1/score", json=body)
-        assert refused.status_code == 400, refused.text
-        assert refused.json()["error"]["param"] == param
 
 
 async def test_texts_of_a_model_that_only_embeds_are_scored_by_their_cosine(stack: Stack) -> None:
