@@ -1,13 +1,13 @@
 """The figures of the workers that are simulated."""
 
 import contextlib
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from tandem.config.model import EffectiveConfig
 from tandem.launch.simulation.source import figures_in, figures_of_cluster, with_engine_settings
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.config import RuntimeConfig
@@ -85,27 +85,47 @@ def test_decode_workers_have_shorter_steps_unless_the_plan_says_how_long() -> No
     assert even.step_tokens("decode") == 8192
 
 
-@pytest.mark.parametrize("costs", [COSTS, None])
-async def test_a_running_worker_gives_its_learned_costs(
-    costs: StepCosts | None, runtime_config: RuntimeConfig
+async def started(
+    stack: contextlib.AsyncExitStack,
+    runtime: RuntimeConfig,
+    costs: StepCosts | None,
+    role: WorkerRole = "both",
+    model: str = "m",
+    block_size: int = 32,
 ) -> None:
-    async with Node(runtime_config, component="decode", model="m") as node:
-        address = EndpointAddress(runtime_config.namespace, "decode", "generate")
-        instance = node.instance(address)
-        load = LoadReport(node.instance_id, node.epoch, "both", 0, 0, 0, 77, 77, 0, costs=costs)
-        status = WorkerStatus(instance, "serving", load)
-        node.server.register("status", partial(_send_status, status))
-        await register_instance(node, instance)
-        card = ModelCard("m", 1000, 32, 256, "", node.instance_id, 0)
-        await register_model(node, runtime_config.namespace, card)
-        names = ("namespace", "nats_url", "etcd_endpoints")
-        config = config_of(*(f"--runtime.{each}={getattr(runtime_config, each)}" for each in names))
-        if costs is None:
-            with pytest.raises(ServiceError, match="none of 1 workers of m has learned"):
-                await figures_of_cluster(config)
-        else:
-            figures = await figures_of_cluster(config)
-            assert (figures.costs, figures.num_blocks, figures.block_size) == (COSTS, 77, 32)
+    """Start a worker that answers with its status, and nothing else, until the stack ends."""
+    component = "prefill" if role == "prefill" else "decode"
+    node = await stack.enter_async_context(Node(runtime, component=component, model=model))
+    instance = node.instance(EndpointAddress(runtime.namespace, component, "generate"))
+    load = LoadReport(node.instance_id, node.epoch, role, 0, 0, 0, 77, 77, 0, costs=costs)
+    status = encode(WorkerStatus(instance, "serving", load))
+
+    async def tell(payload: bytes, context: RequestContext, answer: Responder) -> None:
+        answer.send(status)
+
+    node.server.register("status", tell)
+    await register_instance(node, instance)
+    card = ModelCard(model, 1000, block_size, 256, "", node.instance_id, 0)
+    await register_model(node, runtime.namespace, card)
+
+
+def of_cluster(runtime: RuntimeConfig) -> EffectiveConfig:
+    names = ("namespace", "nats_url", "etcd_endpoints")
+    return config_of(*(f"--runtime.{each}={getattr(runtime, each)}" for each in names))
+
+
+async def test_a_running_worker_gives_its_learned_costs(runtime_config: RuntimeConfig) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        await started(stack, runtime_config, COSTS)
+        figures = await figures_of_cluster(of_cluster(runtime_config))
+        assert (figures.costs, figures.num_blocks, figures.block_size) == (COSTS, 77, 32)
+
+
+async def test_a_worker_that_has_learned_no_costs_gives_none(runtime_config: RuntimeConfig) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        await started(stack, runtime_config, None)
+        with pytest.raises(ServiceError, match="none of 1 workers of m has learned"):
+            await figures_of_cluster(of_cluster(runtime_config))
 
 
 async def test_the_steps_of_a_cluster_are_as_long_as_those_of_its_prefill_workers(
@@ -113,44 +133,22 @@ async def test_the_steps_of_a_cluster_are_as_long_as_those_of_its_prefill_worker
 ) -> None:
     """A prefill worker learns no cost of decodes, so the figures are a decode worker's."""
     of_prefill = msgspec.structs.replace(COSTS, decode_s=(0.0, 0.0, 0.0), max_tokens=8192)
-    roles: dict[WorkerRole, StepCosts] = {"decode": COSTS, "prefill": of_prefill}
     async with contextlib.AsyncExitStack() as stack:
-        for role, costs in roles.items():
-            node = await stack.enter_async_context(Node(runtime_config, component=role, model="m"))
-            instance = node.instance(EndpointAddress(runtime_config.namespace, role, "generate"))
-            load = LoadReport(node.instance_id, node.epoch, role, 0, 0, 0, 77, 77, 0, costs=costs)
-            node.server.register(
-                "status", partial(_send_status, WorkerStatus(instance, "serving", load))
-            )
-            await register_instance(node, instance)
-        card = ModelCard("m", 1000, 32, 256, "", node.instance_id, 0)
-        await register_model(node, runtime_config.namespace, card)
-        names = ("namespace", "nats_url", "etcd_endpoints")
-        config = config_of(*(f"--runtime.{each}={getattr(runtime_config, each)}" for each in names))
-        figures = await figures_of_cluster(config)
+        await started(stack, runtime_config, COSTS, "decode")
+        await started(stack, runtime_config, of_prefill, "prefill")
+        figures = await figures_of_cluster(of_cluster(runtime_config))
     assert figures.costs == msgspec.structs.replace(COSTS, max_tokens=8192)
     assert figures.step_tokens("prefill") == 8192
 
 
 async def test_the_costs_of_two_models_are_not_mixed_up(runtime_config: RuntimeConfig) -> None:
     other = msgspec.structs.replace(COSTS, max_step_s=0.5)
+    models = (("a/b", COSTS, 16), ("c", other, 32))
     async with contextlib.AsyncExitStack() as stack:
-        for model, costs, block_size in (("a/b", COSTS, 16), ("c", other, 32)):
-            node = await stack.enter_async_context(
-                Node(runtime_config, component="decode", model=model)
-            )
-            instance = node.instance(
-                EndpointAddress(runtime_config.namespace, "decode", "generate")
-            )
-            load = LoadReport(node.instance_id, node.epoch, "both", 0, 0, 0, 77, 77, 0, costs=costs)
-            status = WorkerStatus(instance, "serving", load)
-            node.server.register("status", partial(_send_status, status))
-            await register_instance(node, instance)
-            card = ModelCard(model, 1000, block_size, 256, "", node.instance_id, 0)
-            await register_model(node, runtime_config.namespace, card)
-        names = ("namespace", "nats_url", "etcd_endpoints")
-        config = config_of(*(f"--runtime.{each}={getattr(runtime_config, each)}" for each in names))
-        for model, costs, block_size in (("a/b", COSTS, 16), ("c", other, 32)):
+        for model, costs, block_size in models:
+            await started(stack, runtime_config, costs, model=model, block_size=block_size)
+        config = of_cluster(runtime_config)
+        for model, costs, block_size in models:
             figures = await figures_of_cluster(config, model)
             assert (figures.model, figures.costs) == (model, costs)
             assert figures.block_size == block_size
@@ -158,9 +156,3 @@ async def test_the_costs_of_two_models_are_not_mixed_up(runtime_config: RuntimeC
             await figures_of_cluster(config)
         with pytest.raises(ConfigError, match="--model d: no worker serves it; served: a/b, c"):
             await figures_of_cluster(config, "d")
-
-
-async def _send_status(
-    status: WorkerStatus, payload: bytes, context: RequestContext, answer: Responder
-) -> None:
-    answer.send(encode(status))
