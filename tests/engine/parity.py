@@ -90,6 +90,19 @@ def assert_same_when_short_of_blocks(engine: Engine, folder: Path, texts: list[l
     assert short.load().num_preemptions > 0 or 0 not in windows
 
 
+def assert_computes_as(folder: Path, model: PreTrainedModel) -> None:
+    """Compare in ragged batches, in chunks, over a cached prefix, preempted, prefilled remotely."""
+    engine = make_engine(folder, max_num_batched_tokens=24, prefill_chunk_tokens=5)
+    texts = generate(engine)
+    assert_greedy(model, texts)
+    assert len({token for text in texts for token in text[-NUM_TOKENS:]}) > NUM_TOKENS
+    assert engine.prefix_hit(sequence(9, prompts()[3])) == 40
+    assert generate(engine) == texts
+    assert generate_remotely(folder) == texts
+    assert_same_when_short_of_blocks(engine, folder, texts)
+    assert_same_logits(engine, model, texts[3])
+
+
 def assert_greedy(model: PreTrainedModel, texts: list[list[int]]) -> None:
     """Assert that each token after a prompt is the likeliest by transformers."""
     for prompt, text in zip(prompts(), texts, strict=True):

@@ -14,17 +14,7 @@ from tandem.engine.architecture.architectures import ARCHITECTURES
 from tandem.engine.architecture.config import load_model_config
 from tandem.engine.weights.weights import LayerWeights, load_weights
 from tandem.runtime.errors import ModelError
-from tests.engine.parity import (
-    NUM_TOKENS,
-    assert_greedy,
-    assert_same_logits,
-    assert_same_when_short_of_blocks,
-    generate,
-    generate_remotely,
-    make_engine,
-    prompts,
-    sequence,
-)
+from tests.engine.parity import assert_computes_as, make_engine
 from tests.engine.tiny_models import SIZES, YARN_ROPE, make_model
 
 EXPERTS = {"num_hidden_layers": 3, "num_experts_per_tok": 3, "intermediate_size": 48}
@@ -74,17 +64,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("model_type", CASES)
 def test_a_mixture_computes_as_in_transformers(model_type: str, tmp_path: Path) -> None:
-    """In ragged batches, in chunks, over a cached prefix, preempted, prefilled remotely."""
-    model = make_model(tmp_path, model_type, **(EXPERTS | CASES[model_type]))
-    engine = make_engine(tmp_path, max_num_batched_tokens=24, prefill_chunk_tokens=5)
-    texts = generate(engine)
-    assert_greedy(model, texts)
-    assert len({token for text in texts for token in text[-NUM_TOKENS:]}) > NUM_TOKENS
-    assert engine.prefix_hit(sequence(9, prompts()[3])) == 40
-    assert generate(engine) == texts
-    assert generate_remotely(tmp_path) == texts
-    assert_same_when_short_of_blocks(engine, tmp_path, texts)
-    assert_same_logits(engine, model, texts[3])
+    assert_computes_as(tmp_path, make_model(tmp_path, model_type, **(EXPERTS | CASES[model_type])))
 
 
 @pytest.mark.parametrize("model_type", CASES)

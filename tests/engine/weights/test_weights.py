@@ -281,25 +281,14 @@ def test_weights_that_overflow_the_dtype_that_runs_are_refused_by_name(tmp_path:
         load(tmp_path, dtype=torch.float16)
 
 
-@pytest.mark.parametrize("num_bytes", [1, 500])
-def test_a_truncated_file_is_named(tmp_path: Path, num_bytes: int) -> None:
+@pytest.mark.parametrize("cut", [None, 1, 500, 10**6], ids=["other", "by 1", "by 500", "empty"])
+def test_a_folder_without_a_whole_file_is_refused(tmp_path: Path, cut: int | None) -> None:
+    with pytest.raises(ModelError, match=r"no \*\.safetensors file"):
+        load(tmp_path)
     path = tmp_path / "model.safetensors"
     save_file(tensors(), path)
-    with path.open("r+b") as file:
-        file.truncate(path.stat().st_size - num_bytes)
+    path.write_bytes(path.read_bytes()[:-cut] if cut else b"not safetensors at all")
     with pytest.raises(ModelError, match=r"model\.safetensors: not a readable safetensors file"):
-        load(tmp_path)
-
-
-@pytest.mark.parametrize("content", [b"", b"not safetensors at all"])
-def test_a_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(ModelError, match=r"model\.safetensors: not a readable safetensors file"):
-        load(tmp_path)
-
-
-def test_a_folder_without_weights_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"no \*\.safetensors file"):
         load(tmp_path)
 
 
