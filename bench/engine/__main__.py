@@ -36,8 +36,6 @@ HOW = {
     "begin while the one before ends, in turns. From tokens to tokens: one step, by the host's "
     "clock; its ceiling is the device's own time. Host's part: of that, all but waiting for the "
     "device",
-    "engine's host time": "CPU time of scheduling, launching and postprocessing one step, with "
-    "a runner that computes nothing",
     "profiles": "kernels by their share of the device's busy time, and calls per step",
 }
 PROGRAM = SectionProgram(
@@ -45,7 +43,6 @@ PROGRAM = SectionProgram(
     results="engine.json",
     sections=(
         Section("ceilings", "tandem.bench.kernels.ceilings:run", 45.0),
-        Section("host", f"{MODULE}.host:run", 40.0),
         Section("decode", f"{MODULE}.decode:run", 100.0),
         Section("prefill", f"{MODULE}.prefill:run", 60.0),
         Section("chunked", f"{MODULE}.chunked:run", 60.0),
