@@ -7,11 +7,16 @@ import pytest
 
 from tandem.frontend.config import FrontendConfig
 from tests.frontend.frontend_stack import Stack
+from tests.frontend.grammar_worker import join
 
 
 @pytest.fixture
-async def stack() -> AsyncIterator[Stack]:
-    async with Stack() as running:
+async def stack(request: pytest.FixtureRequest) -> AsyncIterator[Stack]:
+    """The worker is of the kind that the test's module names as `WORKER`, if it names one."""
+    kind = getattr(request.module, "WORKER", None)
+    async with Stack(num_workers=int(kind is None)) as running:
+        if kind is not None:
+            await join(running, kind)
         yield running
 
 

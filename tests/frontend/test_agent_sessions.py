@@ -2,14 +2,12 @@
 
 import copy
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.frontend.frontend_stack import MODEL, Stack, answer_with, prompt_of
-from tests.frontend.test_tools import GrammarWorker, join
+from tests.frontend.grammar_worker import GrammarWorker
 
 DATA = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNg"
 SEEN = "[image: not shown, this model reads text only]"
@@ -23,11 +21,7 @@ class RoomyWorker(GrammarWorker):
     length = 16384
 
 
-@pytest.fixture
-async def stack() -> AsyncIterator[Stack]:
-    async with Stack(num_workers=0) as running:
-        await join(running, RoomyWorker)
-        yield running
+WORKER = RoomyWorker
 
 
 def schema(**properties: object) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import pydantic
 import pytest
 
 from tests.frontend.frontend_stack import MODEL, Script, Stack, answer_with, prompt_of
-from tests.frontend.test_tools import CALL, GrammarWorker, grammar_of, join
+from tests.frontend.grammar_worker import GrammarWorker, grammar_of, join
+from tests.frontend.test_tools import CALL
 
 QUESTION = "Weather in 東京?"
 WEATHER = "It rains, 18 degrees."

@@ -7,14 +7,14 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.frontend.frontend_stack import MODEL, Stack, answer_with, prompt_of
-from tests.frontend.test_tools import GrammarWorker, join
+from tests.frontend.grammar_worker import GrammarWorker
 
 pytestmark = [
     pytest.mark.slow,
@@ -32,11 +32,7 @@ class RoomyWorker(GrammarWorker):
     length = 2**18
 
 
-@pytest.fixture
-async def stack() -> AsyncIterator[Stack]:
-    async with Stack(num_workers=0) as stack:
-        await join(stack, RoomyWorker)
-        yield stack
+WORKER = RoomyWorker
 
 
 @pytest.fixture

@@ -21,10 +21,10 @@ from tests.frontend.frontend_stack import (
     sending,
     token_ids,
 )
+from tests.frontend.grammar_worker import GrammarWorker, join
 from tests.frontend.parsers.cases import CASES
 from tests.frontend.parsers.shared_cases import SCHEMAS, SHARED_CASES
 from tests.frontend.parsers.test_streaming import joined
-from tests.frontend.test_tools import GrammarWorker, join
 from tests.frontend.tokens.template_shapes import SHAPES
 from tests.frontend.tokens.test_template_shapes import oracle, rendered, text_of
 

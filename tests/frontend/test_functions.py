@@ -1,22 +1,14 @@
 """Functions and their calls, as chats had them before tools."""
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
 import pytest
 
 from tests.frontend.frontend_stack import MODEL, Stack, answer_with, events_of, prompt_of
-from tests.frontend.test_tools import (
-    ARGUMENTS,
-    CALL,
-    WEATHER,
-    GrammarWorker,
-    grammar_of,
-    join,
-    refusal,
-)
+from tests.frontend.grammar_worker import GrammarWorker, grammar_of, join
+from tests.frontend.test_tools import ARGUMENTS, CALL, WEATHER, refusal
 
 FUNCTION = WEATHER["function"]
 USER = {"role": "user", "content": "Hi"}
@@ -28,11 +20,7 @@ ASKED = {
 RESULT = {"role": "function", "name": "weather", "content": "18 degrees"}
 
 
-@pytest.fixture
-async def stack() -> AsyncIterator[Stack]:
-    async with Stack(num_workers=0) as stack:
-        await join(stack, GrammarWorker)
-        yield stack
+WORKER = GrammarWorker
 
 
 async def test_a_call_is_answered_as_that_of_a_function(stack: Stack) -> None:

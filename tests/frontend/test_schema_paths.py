@@ -10,8 +10,8 @@ from tandem.grammar.compiled import load_tokenizer
 from tandem.grammar.source import tried_source
 from tests.frontend.frontend_stack import TEMPLATE as PLAIN
 from tests.frontend.frontend_stack import Stack, answer_with, byte_level_tokenizer
+from tests.frontend.grammar_worker import TEMPLATE, GrammarWorker, join
 from tests.frontend.test_single_fields import post
-from tests.frontend.test_tools import TEMPLATE, GrammarWorker, join
 
 CODER = TEMPLATE.replace("<tool_call>", "<tool_call><function=")
 

@@ -16,7 +16,7 @@ from tests.frontend.frontend_stack import (
     prompt_tokens,
     sending,
 )
-from tests.frontend.test_tools import GrammarWorker, join
+from tests.frontend.grammar_worker import GrammarWorker, join
 
 TEMPLATE = (
     "{{ (tools or []) | tojson }};{{ enable_thinking }};{% if tools %}<tool_call>{% endif %}"

@@ -1,6 +1,5 @@
 """Each field that a client of these APIs is known to send, alone in a request."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -15,7 +14,7 @@ from tests.frontend.frontend_stack import (
     byte_level_tokenizer,
     prompt_of,
 )
-from tests.frontend.test_tools import GrammarWorker, join
+from tests.frontend.grammar_worker import GrammarWorker, join
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
@@ -217,11 +216,7 @@ FIELDS = {"/v1/chat/completions": CHAT, "/v1/responses": RESPONSES, "/v1/message
 CASES = [(path, *case) for path, cases in FIELDS.items() for case in cases]
 
 
-@pytest.fixture
-async def stack() -> AsyncIterator[Stack]:
-    async with Stack(num_workers=0) as running:
-        await join(running, GrammarWorker)
-        yield running
+WORKER = GrammarWorker
 
 
 async def post(stack: Stack, path: str, fields: dict[str, Any]) -> httpx.Response:

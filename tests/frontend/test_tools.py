@@ -1,39 +1,26 @@
 """Tools, reasoning and structured output over HTTP, and by the official client."""
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
-import msgspec
 import openai
 import pydantic
 import pytest
 
 from tandem.frontend.config import FrontendConfig
 from tandem.runtime.errors import InvalidRequestError
-from tandem.runtime.wire.cluster_messages import ModelCard
 from tandem.runtime.wire.messages import Grammar
 from tests.frontend.frontend_stack import (
     MODEL,
-    FakeWorker,
     Stack,
     answer_with,
     events_of,
-    model_files,
     prompt_of,
     sending,
 )
-from tests.services import eventually
+from tests.frontend.grammar_worker import TEMPLATE, GrammarWorker, grammar_of, join
 
-TEMPLATE = (
-    "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}{% for message in messages %}"
-    "<|im_start|>{{ message.role }}\n{{ message.content or '' }}"
-    "{% for call in message.tool_calls or [] %}<tool_call>"
-    "{{ {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}"
-    "</tool_call>{% endfor %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
-    "{% if enable_thinking %}<think>\n{% endif %}"
-)
 WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -51,37 +38,7 @@ STRICT = {"type": "function", "function": WEATHER["function"] | {"strict": True}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "東京"}}\n</tool_call>'
 ARGUMENTS = '{"city": "東京"}'
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-
-
-class GrammarWorker(FakeWorker):
-    """A worker whose model calls tools, reasons, and takes grammars."""
-
-    supports_grammar = True
-    length = 4096
-
-    def card(self) -> ModelCard:
-        return msgspec.structs.replace(
-            super().card(),
-            supports_grammar=self.supports_grammar,
-            supports_token_rules=True,
-            context_length=self.length,
-        )
-
-
-@pytest.fixture
-async def stack() -> AsyncIterator[Stack]:
-    async with Stack(num_workers=0) as stack:
-        await join(stack, GrammarWorker)
-        yield stack
-
-
-async def join(stack: Stack, kind: type[GrammarWorker], template: str = TEMPLATE) -> None:
-    await stack.add_worker(kind, files=model_files(template))
-    await eventually(lambda: bool(stack.server.catalog.models))
-
-
-def grammar_of(stack: Stack) -> Grammar | None:
-    return stack.worker.requests[-1].grammar
+WORKER = GrammarWorker
 
 
 def refusal(response: httpx.Response) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """Log probabilities of a response's text."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
@@ -19,17 +18,14 @@ from tests.frontend.frontend_stack import (
     token_ids,
 )
 from tests.frontend.generation.cut_answers import logprobs_at, telling
+from tests.frontend.grammar_worker import GrammarWorker
 from tests.frontend.responses.test_responses import events_of, respond
-from tests.frontend.test_tools import CALL, GrammarWorker, join
+from tests.frontend.test_tools import CALL
 
 INCLUDE = {"include": ["message.output_text.logprobs"]}
 
 
-@pytest.fixture
-async def stack() -> AsyncIterator[Stack]:
-    async with Stack(num_workers=0) as stack:
-        await join(stack, GrammarWorker)
-        yield stack
+WORKER = GrammarWorker
 
 
 def in_one_delta(text: str) -> Script:

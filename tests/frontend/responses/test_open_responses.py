@@ -1,14 +1,13 @@
 """The cases of the Open Responses compliance suite, by the types of its specification."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
 from tests.frontend.frontend_stack import MODEL, Stack, answer_with
+from tests.frontend.grammar_worker import GrammarWorker
 from tests.frontend.responses.test_responses import events_of
-from tests.frontend.test_tools import GrammarWorker, join
 
 types = pytest.importorskip(
     "openresponses_types.types", reason="openresponses-types is not installed"
@@ -75,11 +74,7 @@ EVENTS: dict[str, type[BaseModel]] = {
 }
 
 
-@pytest.fixture
-async def stack() -> AsyncIterator[Stack]:
-    async with Stack(num_workers=0) as stack:
-        await join(stack, GrammarWorker)
-        yield stack
+WORKER = GrammarWorker
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

@@ -1,14 +1,13 @@
 """Errors found in the chat that a body stands for name the field in the body of the client."""
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from tandem.runtime.errors import InvalidRequestError
 from tests.frontend.frontend_stack import MODEL, Stack
-from tests.frontend.test_tools import GrammarWorker, join
+from tests.frontend.grammar_worker import GrammarWorker
 from tests.frontend.text.text_stack import TEXT_MODEL, add_text_worker, says
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -71,11 +70,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.fixture
-async def stack() -> AsyncIterator[Stack]:
-    async with Stack(num_workers=0) as running:
-        await join(running, GrammarWorker)
-        yield running
+WORKER = GrammarWorker
 
 
 @pytest.mark.parametrize(("path", "fields", "name"), CASES)
