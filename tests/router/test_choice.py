@@ -246,17 +246,6 @@ def test_alike_workers_get_equal_shares_however_their_costs_were_learned(
     assert all(abs(sum(rounds, Counter())[name] / 600 - 1) < 0.06 for name in names)
 
 
-def test_a_burst_is_shared_before_any_report() -> None:
-    names = ["a", "b", "c", "d"]
-    chosen = router(*map(report, names))
-    where: Counter[str] = Counter()
-    for number in range(40):
-        decision = chosen.choose(names, [], 10)
-        chosen.started(str(number), decision, 10)
-        where[decision.instance_id] += 1
-    assert set(where.values()) == {10}
-
-
 def test_a_worker_with_costs_a_hundred_times_wrong_gets_requests_and_recovers() -> None:
     names = ["a", "b", "c", "d"]
     for wrong in (scaled(100), msgspec.structs.replace(COSTS, decode_s=scaled(100).decode_s)):
