@@ -142,20 +142,15 @@ def test_a_bad_prompt_file_is_refused_with_its_line(tmp_path: Path, text: str, r
 
 
 def test_a_trace_shares_exactly_the_prefixes_that_its_hash_ids_share(tmp_path: Path) -> None:
-    one, two, three, four, _ = (ids(spec) for spec in first(trace(tmp_path), 5))
-    assert (len(one), len(two), len(three), len(four)) == (1100, 1536, 700, 40)
+    one, two, three, four, long = map(ids, first(trace(tmp_path), 5))
+    assert [len(each) for each in (one, two, three, four)] == [1100, 1536, 700, 40]
+    assert len(long) == 30_000  # of its own, beyond those of its hash ids
+    assert long == ids(first(trace(tmp_path), 5)[4])
     assert one[:1024] == two[:1024]
     assert one[1024:] != two[1024:1100]
     assert three[:512] == one[:512]
     assert three[512:] != one[512:700]
     assert four != one[:40]
-
-
-def test_a_prompt_longer_than_its_hash_ids_is_filled_with_its_own_tokens(tmp_path: Path) -> None:
-    workload = trace(tmp_path)
-    *_, long = first(workload, 5)
-    assert len(ids(long)) == 30_000
-    assert ids(long) == ids(first(workload, 5)[4])
 
 
 def test_a_trace_keeps_its_arrivals_scaled(tmp_path: Path) -> None:
