@@ -200,14 +200,3 @@ def test_a_prompt_pulls_once_and_only_before_it_is_added(fake: SimpleNamespace) 
         harness.engine.reserve_prefix(seq, 5)
     with pytest.raises(ContextLengthError):
         harness.engine.reserve_prefix(exported(fake, "long", prompt(300)), 5)
-
-
-def test_an_aborted_prompt_takes_its_pull_with_it(fake: SimpleNamespace) -> None:
-    harness = fake.make_harness()
-    seq = exported(fake, "r", prompt(22))
-    assert harness.engine.reserve_prefix(seq, 5)
-    harness.engine.add(seq)
-    harness.step()
-    assert harness.engine.abort("r")
-    harness.engine.check_invariants()
-    harness.assert_all_free()

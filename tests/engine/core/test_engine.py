@@ -59,19 +59,6 @@ def test_the_text_depends_on_no_scheduling(fake: SimpleNamespace, config: dict[s
         assert harness.engine.load().num_preemptions > 0
 
 
-def test_concurrent_identical_prompts_give_the_same_text(fake: SimpleNamespace) -> None:
-    harness = fake.make_harness()
-    expected = fake.undisturbed(fake.make_seq("r", prompt(13), 20))
-    for i in range(4):
-        harness.engine.add(fake.make_seq(f"r{i}", prompt(13), 20))
-        if i == 2:
-            harness.step()
-    harness.run()
-    assert all(text == expected for text in harness.texts.values())
-    assert [harness.finished[f"r{i}"].num_cached_tokens for i in range(4)] == [0, 0, 0, 12]
-    harness.assert_all_free()
-
-
 def test_a_prompt_that_is_known_in_full_still_computes_its_last_block(
     fake: SimpleNamespace,
 ) -> None:

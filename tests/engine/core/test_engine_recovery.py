@@ -50,22 +50,6 @@ def test_a_sequence_that_fails_every_step_ends_alone(
     harness.assert_all_free()
 
 
-@pytest.mark.parametrize("how", ["poison", "late_poison"])
-def test_several_bad_ones_end_each_alone(fake: SimpleNamespace, how: str) -> None:
-    harness = fake.make_harness()
-    honest = make_honest(fake)
-    expected = {seq.request_id: fake.undisturbed(seq) for seq in honest}
-    for i, seq in enumerate(honest):
-        harness.engine.add(seq)
-        harness.engine.add(fake.make_seq(f"bad{i}", prompt(4, 400 + 10 * i), 9))
-    getattr(harness.runner, how).update({"bad0", "bad1", "bad2", "bad3"})
-    harness.run()
-    failed = {name for name, output in harness.finished.items() if output.error is not None}
-    assert failed == {"bad0", "bad1", "bad2", "bad3"}
-    assert {name: harness.texts[name] for name in expected} == expected
-    harness.assert_all_free()
-
-
 @pytest.mark.parametrize("field", ["fail_with", "fail_later_with"])
 def test_an_error_that_does_not_come_again_ends_nobody(fake: SimpleNamespace, field: str) -> None:
     harness = fake.make_harness(max_num_batched_tokens=16)

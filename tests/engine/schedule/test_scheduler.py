@@ -5,7 +5,7 @@ import pytest
 from tandem.engine.config import EngineConfig
 from tandem.engine.schedule.block_pool import BlockPool
 from tandem.engine.schedule.scheduler import MAX_FORCED_TOKENS, Scheduler
-from tandem.engine.schedule.sequence import Chunk, Sequence, SequenceStatus
+from tandem.engine.schedule.sequence import Chunk, SequenceStatus
 from tandem.engine.schedule.step_cost import StepCost
 
 BLOCK_SIZE = 4
@@ -249,19 +249,6 @@ def test_a_blocked_queue_is_not_tried_again_until_blocks_come_back(fake: SimpleN
     assert step(scheduler) == [("second", 0, 20)]
 
 
-def test_dropping_the_head_of_a_blocked_queue_lets_the_next_one_start(
-    fake: SimpleNamespace,
-) -> None:
-    scheduler = make_scheduler(num_blocks=8)
-    scheduler.add(fake.make_seq("first", prompt(20), 50))
-    step(scheduler)
-    scheduler.add(fake.make_seq("big", prompt(20, 500), 50))
-    scheduler.add(fake.make_seq("small", prompt(3, 900), 50))
-    assert step(scheduler) == [("first", 20, 21)]
-    scheduler.drop(scheduler.waiting["big"])
-    assert ("small", 0, 3) in step(scheduler)
-
-
 @pytest.mark.parametrize("quarantined", [False, True])
 def test_a_requeued_reservation_goes_to_the_head_of_the_queue_without_blocks(
     fake: SimpleNamespace, quarantined: bool
@@ -299,18 +286,3 @@ def test_nothing_is_reserved_while_much_of_the_pool_is_quarantined(fake: SimpleN
     assert not scheduler.reserve(fake.make_seq("third", prompt(4)))
     scheduler.release_quarantined([0])
     assert scheduler.reserve(fake.make_seq("fourth", prompt(4)))
-
-
-def sequence_of(scheduler: Scheduler, request_id: str) -> Sequence:
-    seq = scheduler.find(request_id)
-    assert seq is not None
-    return seq
-
-
-def test_a_growing_sequence_keeps_its_blocks_adjacent_when_it_can(fake: SimpleNamespace) -> None:
-    scheduler = make_scheduler()
-    scheduler.add(fake.make_seq("only", prompt(4), 50))
-    for _ in range(20):
-        step(scheduler)
-    table = sequence_of(scheduler, "only").block_table
-    assert table == list(range(table[0], table[0] + len(table)))
