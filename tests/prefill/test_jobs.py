@@ -11,6 +11,7 @@ import pytest
 
 from tandem.prefill.job import GIVE_WAY_DELAY_S, PEER_DELAY_S
 from tandem.runtime.config import RuntimeConfig
+from tandem.runtime.errors import ServiceError
 from tandem.runtime.process.lifecycle import State
 from tandem.runtime.store.discovery import register_transfer, transfer_prefix
 from tandem.runtime.wire.handoff_messages import ClaimAnswer, Claimed, ClaimRefused
@@ -475,8 +476,17 @@ async def test_a_job_in_hand_outlives_the_queue_and_pulling_goes_on_when_it_is_b
                 nats.kill()
             assert await stage.text(offer) == stage.undisturbed(fresh_prompt(LONG))
             nats.start()
-            await eventually(lambda: stage.peer.node.nats.connected)
-            await stage.text(await stage.offer(fresh_prompt(9)))
+            late = stage.prepare(fresh_prompt(9))
+
+            async def is_published() -> bool:
+                try:
+                    await stage.publish(late)
+                except ServiceError:  # the server is there before its streams are
+                    return False
+                return True
+
+            await eventually(is_published)
+            await stage.text(late)
             await stage.balanced()
 
 
