@@ -34,7 +34,12 @@ def figures_of_profile(profile: Profile) -> WorkerFigures:
     )
     num_blocks = profile.kv_tokens // BLOCK_SIZE
     return WorkerFigures(
-        costs, num_blocks, BLOCK_SIZE, config.max_num_seqs, decode_step_tokens=DECODE_STEP_TOKENS
+        costs,
+        num_blocks,
+        BLOCK_SIZE,
+        config.max_num_seqs,
+        decode_step_tokens=DECODE_STEP_TOKENS,
+        overlap=True,
     )
 
 

@@ -13,7 +13,8 @@ from tandem.runtime.printable import short
 from tandem.runtime.store.discovery import decode_card, models_prefix, readable
 from tandem.runtime.wire.cluster_messages import LoadReport, StepCosts
 
-ROOM = ("num_blocks", "block_size", "max_num_seqs")  # settings of the engine, and our fields
+# settings of the engine, and our fields
+ROOM = ("num_blocks", "block_size", "max_num_seqs", "overlap")
 LIMITS = {"max_num_batched_tokens": "max_tokens", "prefill_chunk_tokens": "max_tokens_beside"}
 
 
@@ -56,7 +57,8 @@ async def figures_of_cluster(effective: EffectiveConfig, model: str = "") -> Wor
     max_tokens = max(each.costs.max_tokens for each in loads if each.costs is not None)
     costs = msgspec.structs.replace(load.costs, max_tokens=max_tokens)
     block_size = await _block_size(effective, load, model)
-    return WorkerFigures(costs, load.num_blocks, block_size, model=model)
+    is_gpu = costs.tile_tokens > 1
+    return WorkerFigures(costs, load.num_blocks, block_size, model=model, overlap=is_gpu)
 
 
 def _served(model: str, served: list[str]) -> str:

@@ -17,7 +17,7 @@ from tandem.engine.config import DECODE_STEP_TOKENS, EngineConfig
 from tandem.engine.schedule.block_pool import BlockPool
 from tandem.engine.schedule.outputs import load_of
 from tandem.engine.schedule.scheduler import Scheduler
-from tandem.engine.schedule.sequence import PENDING, Chunk, Sequence
+from tandem.engine.schedule.sequence import PENDING, Chunk, Sequence, SequenceStatus
 from tandem.engine.schedule.step_cost import StepCost, StepWork, work_of
 from tandem.launch.simulation.clock import VirtualClock
 from tandem.launch.simulation.load import PlannedRequest
@@ -39,6 +39,7 @@ class WorkerFigures(msgspec.Struct, frozen=True):
     block_size: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16
     max_num_seqs: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)] = 128
     decode_step_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] = DECODE_STEP_TOKENS
+    overlap: bool = False  # a step is scheduled while the one before it runs
     model: str = ""  # whose worker has learned the costs; empty: not known
 
     def step_tokens(self, role: WorkerRole) -> int:
@@ -116,6 +117,8 @@ OnToken = Callable[["VirtualWorker", PlannedSequence], None]
 class VirtualWorker:
     """One worker. What is posted to it runs between two steps, as on an engine's thread.
 
+    Where steps overlap, the next one is launched by then: what comes has to wait for it too.
+
     Steps of decodes alone, between which nothing could be scheduled otherwise, are gone through at
     once: `_ends_s` has the time of each, until something is posted. `on_token` is called after the
     first and after the last token of a sequence.
@@ -135,6 +138,7 @@ class VirtualWorker:
         self.busy_s = 0.0
         self.own_prompts: set[str] = set()  # of answers of this worker; it computes these first
         self._costs = costs = figures.costs
+        self._overlap = figures.overlap
         self._device: Profile | None = None  # whose time steps take; None: that of the costs
         config = EngineConfig(
             max_num_seqs=figures.max_num_seqs,
@@ -212,13 +216,13 @@ class VirtualWorker:
 
     def _work(self) -> None:
         self._is_awake = self._has_changed = True
+        chunks = self._launch() if self._overlap else []
         while self._inbox:
             self._inbox.popleft()()
-        chunks = self._chunks = self.scheduler.schedule() or []
+        chunks = self._chunks = chunks or self._launch()
         if not chunks:
             self._is_awake = False
             return
-        self.scheduler.launched(chunks)
         work, end_s = work_of(chunks), self._clock.now_s
         num_rows = sum(chunk.samples for chunk in chunks)
         self._begun_s = end_s
@@ -228,6 +232,12 @@ class VirtualWorker:
             self._ends_s.append(end_s)
             work.decode_context += len(chunks)
         self._wake_at_the_end()
+
+    def _launch(self) -> list[Chunk]:
+        chunks = self.scheduler.schedule() or []
+        if chunks:
+            self.scheduler.launched(chunks)
+        return chunks
 
     def _seconds(self, work: StepWork, num_rows: int) -> float:
         if self._device is not None:
@@ -292,6 +302,8 @@ class VirtualWorker:
         scheduler.collected(self._chunks)
         for seq, _, end, samples in self._chunks:
             assert isinstance(seq, PlannedSequence)
+            if seq.status is not SequenceStatus.RUNNING:
+                continue  # dropped once the step was launched
             if seq.prefill_only:
                 seq.steps.append((now_s, end))
             if not samples:

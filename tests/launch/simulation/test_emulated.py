@@ -4,6 +4,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tandem.decode.config import DisaggConfig
 from tandem.emulation.profile import Profile, load_profile
@@ -90,3 +91,18 @@ def test_kv_lands_while_later_steps_of_its_prompt_are_computed() -> None:
     assert time.landed_s(steps[:2], 0) == pytest.approx(1.0 + 200 * 0.002 + 0.001)  # by the link
     assert time.landed_s(steps, 180) == pytest.approx(2.0 + 50 * 0.002 + 0.001)
     assert time.landed_s(steps[:2], 180) == pytest.approx(1.1 + 20 * 0.002 + 0.001)
+
+
+def test_where_steps_overlap_a_prompt_waits_for_the_step_that_is_launched_already() -> None:
+    def first_token_of_the_later(*, overlap: bool) -> float:
+        setup = setup_of(DEVICE)
+        setup = replace(setup, figures=structs.replace(setup.figures, overlap=overlap))
+        (_, begun_s), *_ = arrivals = requests(2, 300, 200, gap_s=0.5)
+        assert begun_s == 0.0
+        _, later = VirtualCluster(layout("unsplit", 1), setup).replay(arrivals).records
+        assert later.ttft_s is not None
+        return later.ttft_s
+
+    step = StepWork(num_decodes=1, decode_context=370)
+    more_s = first_token_of_the_later(overlap=True) - first_token_of_the_later(overlap=False)
+    assert more_s == pytest.approx(DEVICE.step_seconds(step, 1, 1), rel=0.01)
