@@ -10,8 +10,9 @@ from pathlib import Path
 
 import psutil
 
-from tandem.bench.load.live_config import STATUS_TIMEOUT_S, cluster_config
+from tandem.bench.load.live_config import STATUS_TIMEOUT_S
 from tandem.runtime.address import new_id
+from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.local.child_process import ChildProcess
 from tandem.runtime.local.local_clusters import LocalCluster, running_clusters
@@ -40,12 +41,12 @@ class ServedStack:
         return self.cluster.http_url
 
     async def late_share(self) -> float:
-        """Return how late the steps of the latest emulated worker were; 0 without any.
+        """Return how late the steps of the latest emulated worker were; 0 for real ones.
 
-        Raises ServiceError for a worker that does not say.
+        Raises ServiceError without a worker, or for one that does not say.
         """
-        config = cluster_config(self.cluster.etcd_endpoints, self.cluster.namespace)
-        shares = [0.0]
+        config = _config_of(self.cluster)
+        shares: list[float] = []
         client = RequestClient(config, new_id())
         try:
             async with started(EtcdDiscovery(config)) as discovery:
@@ -57,6 +58,8 @@ class ServedStack:
                 shares.append(float(report.worker.details.get("late_share", 0.0)))
         finally:
             await client.close()
+        if not shares:
+            raise ServiceError(f"no worker of {self.cluster.namespace} is found in etcd")
         return max(shares)
 
     def cpu_s(self) -> dict[Role, float]:
@@ -115,7 +118,7 @@ async def _ready(child: ChildProcess) -> LocalCluster:
 
 
 async def _processes(cluster: LocalCluster) -> dict[Role, list[psutil.Process]]:
-    config = cluster_config(cluster.etcd_endpoints, cluster.namespace)
+    config = _config_of(cluster)
     found: dict[Role, list[psutil.Process]] = {}
     async with started(EtcdDiscovery(config)) as discovery:
         for role in ROLES:
@@ -123,3 +126,8 @@ async def _processes(cluster: LocalCluster) -> dict[Role, list[psutil.Process]]:
             if pids := {instance.pid for instance in instances.values()}:
                 found[role] = [psutil.Process(pid) for pid in sorted(pids)]
     return found
+
+
+def _config_of(cluster: LocalCluster) -> RuntimeConfig:
+    """Return what leads to a cluster, whether it is still listed on this machine or not."""
+    return RuntimeConfig.model_validate(cluster.runtime_values())
