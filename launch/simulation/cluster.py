@@ -26,9 +26,8 @@ from tandem.router.policy import Router, RoutingDecision
 from tandem.router.predict import PlaceLoad
 from tandem.runtime.wire.block_hash import num_blocks_of
 from tandem.runtime.wire.cluster_messages import WorkerRole, role_names
+from tandem.worker.load_reports import INTERVAL_S, LONG_TOKENS, MIN_INTERVAL_S
 from tandem.worker.roles import HANDOVER_S
-
-REPORT_INTERVAL_S = 0.25  # between the load reports of a worker
 
 
 def _ignore(num_finished: int) -> None:
@@ -106,6 +105,8 @@ class VirtualCluster:
         self._requests: dict[str, PlannedRequest] = {}  # by id, until they have ended
         self._num_finished = 0
         self._is_reporting = False
+        self._reported_s: dict[VirtualWorker, float] = {}
+        self._reporting: set[VirtualWorker] = set()  # that are about to
         self._send_next: Callable[[], None] | None = None  # of a closed loop
         self._on_progress: Callable[[int], None] = _ignore
         self._goes_on: Callable[[RequestRecord], bool] = _always
@@ -192,7 +193,11 @@ class VirtualCluster:
         choice = self._choose(names, hashes, num_blocks)
         self._router.started(str(request.index), choice, num_blocks)
         worker = self._decoders[choice.instance_id]
-        worker.own_prompts.add(str(request.index))
+        is_noticed = not worker.own_prompts or request.num_prompt_tokens >= LONG_TOKENS
+        worker.came(str(request.index), request.num_prompt_tokens)
+        worker.num_posted_tokens += request.num_prompt_tokens
+        if is_noticed:
+            self._report_soon(worker)
         worker.post(partial(self._place, worker, request, record))
 
     def _choose(self, names: list[str], hashes: list[bytes], num_blocks: int) -> RoutingDecision:
@@ -204,12 +209,13 @@ class VirtualCluster:
 
     def _place(self, worker: VirtualWorker, request: PlannedRequest, record: RequestRecord) -> None:
         """Decide, then queue the sequence or reserve its blocks, as a decode worker does."""
+        worker.num_posted_tokens -= request.num_prompt_tokens
         scheduler, seq = worker.scheduler, PlannedSequence.of(request, record)
         num_cached = scheduler.num_prefix_blocks(seq) * self._block_size
         decision = decide(
             self._config,
             seq.num_tokens - num_cached,
-            self._handoffs.side(worker),
+            self._handoffs.side(worker, seq.request_id),
             num_cached_tokens=num_cached,
         )
         if decision.place == "remote" and not scheduler.reserve(seq):
@@ -217,6 +223,7 @@ class VirtualCluster:
         seq.place(decision)
         if decision.place == "remote":
             self._handoffs.start(worker, seq, request, decision)
+            self._own_prompt_gone(worker)
         else:
             scheduler.add(seq)
 
@@ -229,6 +236,7 @@ class VirtualCluster:
         self._router.prefilled(seq.request_id)
         if seq.request_id in worker.own_prompts:
             worker.own_prompts.remove(seq.request_id)
+            self._own_prompt_gone(worker)
             self._handoffs.offer()
         if len(seq.record.output_times_s) == seq.record.num_asked_tokens:
             self._finished(seq)
@@ -301,7 +309,7 @@ class VirtualCluster:
     def _keep_reporting(self) -> None:
         if not self._is_reporting:
             self._is_reporting = True
-            self._clock.after(REPORT_INTERVAL_S, self._report_again)
+            self._clock.after(INTERVAL_S, self._report_again)
 
     def _report_again(self) -> None:
         self._report()
@@ -313,8 +321,29 @@ class VirtualCluster:
         """Send the load of each worker to the frontend and to the decode workers."""
         self._handoffs.look()
         for worker in self.workers:
-            if (report := worker.new_report()) is None:
-                continue
-            self._handoffs.reported(worker, PlaceLoad.of(report))
-            if worker.name in self._decoders:
-                self._router.update_load(report, self._block_size)
+            self._report_of(worker)
+
+    def _report_of(self, worker: VirtualWorker) -> None:
+        if (report := worker.new_report()) is None:
+            return
+        self._reported_s[worker] = self._clock.now_s
+        self._handoffs.reported(worker, PlaceLoad.of(report))
+        if worker.name in self._decoders:
+            self._router.update_load(report, self._block_size)
+
+    def _own_prompt_gone(self, worker: VirtualWorker) -> None:
+        if not worker.own_prompts:
+            self._report_soon(worker)
+
+    def _report_soon(self, worker: VirtualWorker) -> None:
+        """Have a worker report as soon as it may: its prompts have changed."""
+        if worker in self._reporting:
+            return
+        self._reporting.add(worker)
+
+        def report() -> None:
+            self._reporting.remove(worker)
+            self._report_of(worker)
+
+        due_s = self._reported_s.get(worker, 0.0) + MIN_INTERVAL_S
+        self._clock.after(max(0.0, due_s - self._clock.now_s), report)

@@ -127,8 +127,11 @@ class Handoffs:
         """Note the load that a worker reported to the others."""
         self._reported[worker] = place
 
-    def side(self, home: VirtualWorker) -> PrefillSide:
-        """Return the load of `home` and of the workers that take its tickets, as reported to it."""
+    def side(self, home: VirtualWorker, request_id: str) -> PrefillSide:
+        """Return the load of `home` and of the workers that take its tickets, as reported to it.
+
+        Prompts that just came here, but for this request's, are taken to have come to each.
+        """
         mine = self._homes.setdefault(home, _Home())
         helpers = [each for each in self._helpers if each is not home]
         return PrefillSide(
@@ -137,14 +140,14 @@ class Handoffs:
             num_queued_jobs=max(self._depth[0], mine.num_unclaimed),
             num_ticket_tokens=max(self._depth[1], mine.num_unclaimed_tokens),
             here=PlaceLoad.of(home.report()) if helpers else None,
-            others=self._others(home),
+            others=self._others(home, home.num_just_come(request_id)),
             transfer=home.transfer,
         )
 
-    def _others(self, worker: VirtualWorker) -> list[PlaceLoad]:
+    def _others(self, worker: VirtualWorker, num_just_come: int = 0) -> list[PlaceLoad]:
         """Return the reported loads of the other workers that take tickets."""
         return [
-            place
+            place if each.role == "prefill" else place.behind(num_just_come)
             for each in self._helpers
             if each is not worker and (place := self._reported.get(each)) is not None
         ]
@@ -334,7 +337,7 @@ class Handoffs:
         if may_wait and is_still_remote(
             self._config,
             ticket.num_uncached,
-            self.side(ticket.home),
+            self.side(ticket.home, ticket.seq.request_id),
             num_cached_tokens=ticket.seq.num_cached_tokens,
             waited_ms=(self._clock.now_s - ticket.queued_s) * 1e3,
         ):

@@ -25,6 +25,7 @@ from tandem.router.kv_index import KvIndex
 from tandem.router.predict import decode_step_s
 from tandem.runtime.wire.cluster_messages import KvEvent, LoadReport, StepCosts, WorkerRole
 from tandem.runtime.wire.messages import SamplingParams, StopConditions
+from tandem.worker.load_reports import BURST_S, MAX_IN_BURST
 
 TOKEN = 0  # every token that is drawn
 EPOCH = "0"
@@ -137,6 +138,8 @@ class VirtualWorker:
         self.transfer = transfer  # as this worker learns it
         self.busy_s = 0.0
         self.own_prompts: set[str] = set()  # of answers of this worker; it computes these first
+        self.num_posted_tokens = 0  # of prompts that it takes after the step
+        self._came: deque[tuple[float, str, int]] = deque(maxlen=MAX_IN_BURST)
         self._costs = costs = figures.costs
         self._overlap = figures.overlap
         self._device: Profile | None = None  # whose time steps take; None: that of the costs
@@ -186,6 +189,16 @@ class VirtualWorker:
         """Let steps take the time of `device`; the worker learns their costs, as an engine does."""
         self._device = device
 
+    def came(self, request_id: str, num_tokens: int) -> None:
+        """Note a prompt whose answer this worker gives."""
+        self.own_prompts.add(request_id)
+        self._came.append((self._clock.now_s, request_id, num_tokens))
+
+    def num_just_come(self, request_id: str) -> int:
+        """Return the tokens of the prompts, without this one, that just came."""
+        since_s = self._clock.now_s - BURST_S
+        return sum(n for at_s, name, n in self._came if at_s >= since_s and name != request_id)
+
     def prompt_seconds(self, num_tokens: int) -> float:
         """Return the seconds that computing a prompt's tokens takes, without its context."""
         return self._costs.prompt_s[1] * num_tokens
@@ -196,15 +209,21 @@ class VirtualWorker:
         if not self._has_changed:
             return None
         self._has_changed = False
-        return self.report()
+        report, num_new = self.report(), self.num_posted_tokens
+        return msgspec.structs.replace(
+            report,
+            num_waiting_tokens=report.num_waiting_tokens + num_new,
+            num_own_prompt_tokens=report.num_own_prompt_tokens + num_new,
+        )
 
     def report(self) -> LoadReport:
-        """Return the load between two steps."""
+        """Return the load between two steps, without prompts that come while one is computed."""
         return load_of(self.scheduler).report(self.name, EPOCH, self.role)
 
     def post(self, act: Callable[[], None]) -> None:
         """Run `act` once no step is being computed, and go on with what it brought."""
         self._inbox.append(act)
+        self._has_changed = True
         if not self._is_awake:
             self._work()
         elif len(self._ends_s) > 1:

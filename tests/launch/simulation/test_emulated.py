@@ -12,9 +12,10 @@ from tandem.engine.schedule.step_cost import StepWork
 from tandem.launch.simulation.cluster import Setup, VirtualCluster
 from tandem.launch.simulation.emulated import figures_of_profile, handoff_time_of
 from tandem.launch.simulation.load import PlannedRequest
-from tandem.launch.simulation.worker import HandoffTime
+from tandem.launch.simulation.worker import HandoffTime, VirtualWorker
 from tandem.prefill.config import PrefillConfig
 from tandem.router.config import RouterConfig
+from tandem.router.predict import PlaceLoad
 from tests.launch.simulation.setups import layout
 
 DEVICE = load_profile("h100/llama-3.1-8b")
@@ -106,3 +107,36 @@ def test_where_steps_overlap_a_prompt_waits_for_the_step_that_is_launched_alread
     step = StepWork(num_decodes=1, decode_context=370)
     more_s = first_token_of_the_later(overlap=True) - first_token_of_the_later(overlap=False)
     assert more_s == pytest.approx(DEVICE.step_seconds(step, 1, 1), rel=0.01)
+
+
+def test_a_worker_tells_of_a_long_prompt_before_the_step_ends_in_which_it_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = VirtualCluster(layout("unsplit", 2), setup_of(DEVICE))
+    told: list[tuple[float, int]] = []
+    told_by_all = cluster._handoffs.reported
+
+    def note(worker: VirtualWorker, place: PlaceLoad | None) -> None:
+        assert place is not None
+        told.append((cluster._clock.now_s, place.num_waiting_tokens))
+        told_by_all(worker, place)
+
+    monkeypatch.setattr(cluster._handoffs, "reported", note)
+    arrivals = requests(4, 6000, 2, gap_s=0.04)  # each takes 0.15 s
+    cluster.replay(arrivals)
+    assert max(n for at_s, n in told if at_s < 0.13) >= 9000
+
+
+def test_a_prompt_that_just_came_is_taken_to_have_come_to_each_worker_of_both_roles() -> None:
+    cluster = VirtualCluster(layout("workers", 3), setup_of(DEVICE))
+    cluster._report()
+    home = cluster.workers[0]
+    home.came("before", 4000)
+    side = cluster._handoffs.side(home, "now")
+    assert [place.num_waiting_tokens for place in side.others] == [4000, 4000]
+    assert [
+        place.num_waiting_tokens for place in cluster._handoffs.side(home, "before").others
+    ] == [
+        0,
+        0,
+    ]
