@@ -38,7 +38,7 @@ class PrefillView:
         instances: Mapping[str, Instance],  # prefill workers, by instance id
         metrics: DecodeMetrics,
     ) -> None:
-        group = worker.group
+        self._group = group = worker.group
         self.transfer_cost = TransferCost(group.layout.token_bytes * group.byte_scale)
         self._me, self._deployment = worker.node.instance_id, worker.deployment
         self._queue, self._health, self._instances = worker.queue, health, instances
@@ -147,6 +147,8 @@ class PrefillView:
                 _refusals.note(instance_id, error)
                 return
             self._loads[instance_id] = time.perf_counter(), report
+            if (s_per_byte := self._group.s_per_byte) is not None:
+                self.transfer_cost.begin_with(self._group.layout.token_bytes * s_per_byte)
         elif instance_id in self._loads:
             del self._loads[instance_id]
 

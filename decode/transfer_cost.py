@@ -10,18 +10,28 @@ MAX_CLAIM_S = 0.02  # a longer wait for a claim is a wait for a busy worker
 
 
 class TransferCost:
-    """Seconds by tokens of a prompt: linear, learned from handoffs, at first a cautious guess."""
+    """Seconds by tokens of a prompt: linear, learned from handoffs.
+
+    It begins with a cautious guess, and then with the rate of a link once one is measured.
+    """
 
     def __init__(self, bytes_per_token: float) -> None:
+        self._has_learned = False
+        self.begin_with(bytes_per_token / BYTES_PER_S)
+
+    def begin_with(self, s_per_token: float) -> None:
+        """Begin with the rate of a link; no effect once a handoff has taught more."""
+        if self._has_learned:
+            return
         self._cost = LinearCost(2, SLACK_S)
         for num_tokens in (0, TOKENS):
-            guess_s = FIXED_S + num_tokens * bytes_per_token / BYTES_PER_S
-            self._cost.observe(_features(num_tokens), guess_s)
+            self._cost.observe(_features(num_tokens), FIXED_S + num_tokens * s_per_token)
 
     def observe(self, num_tokens: int, stages_ms: dict[str, float]) -> None:
         """Learn from the timeline of a handoff that was admitted."""
         if not {"queued", "claimed", "computed", "verified"} <= stages_ms.keys():
             return
+        self._has_learned = True
         claim_s = max(0.0, stages_ms["claimed"] - stages_ms["queued"]) / 1e3
         rest_s = max(0.0, stages_ms["verified"] - stages_ms["computed"]) / 1e3
         self._cost.observe(_features(num_tokens), min(claim_s, MAX_CLAIM_S) + rest_s)

@@ -13,6 +13,17 @@ def test_the_first_guess_grows_with_the_bytes_of_a_token() -> None:
     assert cost.seconds(1000) == pytest.approx(FIXED_S + 0.01, rel=1e-4)
 
 
+def test_a_measured_link_counts_until_a_handoff_teaches_more() -> None:
+    cost = TransferCost(bytes_per_token=131_072)
+    assert cost.seconds(6000) > 0.3
+    cost.begin_with(3e-6)
+    assert cost.seconds(6000) == pytest.approx(FIXED_S + 0.018, rel=0.01)
+    cost.observe(6000, STAGES)
+    learned_s = cost.seconds(6000)
+    cost.begin_with(1.0)
+    assert cost.seconds(6000) == learned_s
+
+
 @pytest.mark.parametrize(
     ("changes", "expected_s"),
     [

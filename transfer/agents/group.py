@@ -137,6 +137,12 @@ class TransferGroup:
         return found
 
     @property
+    def s_per_byte(self) -> float | None:
+        """The seconds of a byte over the slowest link that was measured; None before."""
+        rates = [link.rates for link in self.links.values() if link.rates is not None]
+        return max((each.s_per_byte for each in rates), default=None)
+
+    @property
     def longest_write_s(self) -> float:
         """The longest recent write of any rank; the margin of a lease is at least as long."""
         return max(agent.longest_write_s for agent in self._agents)
