@@ -9,6 +9,7 @@ import pydantic
 import yaml
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from tandem.engine.config import DeviceKind
 from tandem.engine.schedule.step_cost import StepWork
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.process.names import did_you_mean
@@ -23,6 +24,7 @@ class Profile(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    device_kind: DeviceKind = "gpu"  # whose defaults the engine has
     step_s: PositiveFloat  # of any step
     weights_s: PositiveFloat  # reading all weights, once a step
     token_s: PositiveFloat  # the products of one token

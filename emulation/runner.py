@@ -24,18 +24,18 @@ from tandem.runtime.wire.messages import TokenLogprobs
 class EmulatedRunner:
     """Computes nothing, takes the time of `profile` for it, and proves what it read.
 
-    To the engine it is a GPU. The profile `config.emulate` gives its speed and its pool; the
-    model's folder gives vocabulary and end of text, its weights are not read. Raises ConfigError,
-    ModelError or CapacityError when it cannot be built.
+    To the engine it is a GPU, or what the profile says. The profile `config.emulate` gives its
+    speed and its pool; the model's folder gives vocabulary and end of text, its weights are not
+    read. Raises ConfigError, ModelError or CapacityError when it cannot be built.
     """
 
-    device_kind: DeviceKind = "gpu"
     followers = None  # the profile of a width stands for all its ranks
     has_whole_pool = True
 
     def __init__(self, config: EngineConfig) -> None:
         assert config.emulate is not None
         self.profile = profile = load_profile(config.emulate)
+        self.device_kind: DeviceKind = profile.device_kind
         block_size = choose_block_size(config, self.device_kind)
         num_blocks = config.num_blocks or profile.kv_tokens // block_size
         self.config = config.model_copy(update={"block_size": block_size, "num_blocks": num_blocks})
@@ -53,7 +53,8 @@ class EmulatedRunner:
         choose_max_model_len(config, self.model_config, num_blocks, block_size)
         self.kv_cache = HostBlocks(self.model_config, num_blocks, block_size)
         self.kv_caches = (self.kv_cache,)  # of the only rank
-        self._graph_sizes = batch_sizes(config.max_num_seqs) if config.cuda_graphs else []
+        has_graphs = config.cuda_graphs and self.device_kind == "gpu"
+        self._graph_sizes = batch_sizes(config.max_num_seqs) if has_graphs else []
         ends = set(self.model_config.eos_token_ids)
         token_ids = [each for each in range(self.model_config.vocab_size) if each not in ends]
         num_rows = config.max_num_seqs + 1

@@ -8,11 +8,11 @@ from tandem.engine.config import (
     TILE_TOKENS,
     EngineConfig,
 )
+from tandem.engine.memory.kv_blocks import TOKENS_PER_BLOCK
 from tandem.engine.schedule.step_cost import longest_step_s
 from tandem.launch.simulation.worker import HandoffTime, WorkerFigures
 from tandem.runtime.wire.cluster_messages import StepCosts
 
-BLOCK_SIZE = 64  # of a GPU, by default
 HANDOFF_S = 0.003  # messages and checks, beside the link's time
 
 
@@ -21,25 +21,26 @@ def figures_of_profile(profile: Profile) -> WorkerFigures:
 
     Its costs are those that it begins with: the device's, as far as a sum can tell them.
     """
-    config = EngineConfig()
+    config, kind = EngineConfig(), profile.device_kind
+    floor_s = profile.step_s + profile.weights_s if kind == "gpu" else 0.0
     costs = StepCosts(
         decode_s=(profile.step_s + profile.weights_s, profile.row_s, profile.context_s),
         prompt_s=(profile.step_s, profile.token_s, profile.position_s),
-        max_step_s=longest_step_s(config, "gpu"),
-        max_tokens=STEP_TOKENS["gpu"],
-        max_tokens_beside=CHUNK_TOKENS["gpu"],
+        max_step_s=longest_step_s(config, kind),
+        max_tokens=STEP_TOKENS[kind],
+        max_tokens_beside=CHUNK_TOKENS[kind],
         hidden_share=0.0 if profile.is_additive else 1.0,
-        prompt_floor_s=profile.step_s + profile.weights_s,
-        tile_tokens=TILE_TOKENS["gpu"],
+        prompt_floor_s=floor_s,
+        tile_tokens=TILE_TOKENS[kind],
     )
-    num_blocks = profile.kv_tokens // BLOCK_SIZE
+    block_size = TOKENS_PER_BLOCK[kind]
     return WorkerFigures(
         costs,
-        num_blocks,
-        BLOCK_SIZE,
+        profile.kv_tokens // block_size,
+        block_size,
         config.max_num_seqs,
         decode_step_tokens=DECODE_STEP_TOKENS,
-        overlap=True,
+        overlap=kind == "gpu",
     )
 
 

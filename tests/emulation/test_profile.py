@@ -6,8 +6,9 @@ import pytest
 
 from tandem.emulation.profile import Profile, load_profile
 from tandem.engine.schedule.step_cost import StepWork
+from tandem.launch.simulation.emulated import figures_of_profile
 from tandem.runtime.errors import ConfigError
-from tests.emulation.harness import FAST
+from tests.emulation.harness import FAST, EmulatedEngine, fast_profile
 
 H100_8B = "h100/llama-3.1-8b"
 
@@ -76,3 +77,14 @@ def test_a_bad_profile_is_an_error_that_names_file_and_key(
 def test_an_unknown_profile_is_an_error_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match=r"did you mean h100/llama-3\.1-8b"):
         load_profile("h100/llama-3.1-8")
+
+
+def test_an_emulated_cpu_has_the_engine_s_defaults_of_one(tmp_path: Path) -> None:
+    slow, fast = (
+        EmulatedEngine(fast_profile(tmp_path, device_kind=kind), {"block_size": None})
+        for kind in ("cpu", "gpu")
+    )
+    assert (slow.engine.overlap, fast.engine.overlap) == (False, True)
+    assert (slow.engine.block_pool.block_size, fast.engine.block_pool.block_size) == (16, 64)
+    figures = figures_of_profile(slow.runner.profile)
+    assert (figures.block_size, figures.overlap, figures.costs.tile_tokens) == (16, False, 1)
