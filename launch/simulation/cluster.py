@@ -74,7 +74,7 @@ class VirtualCluster:
                 f"{role}-{index}",
                 role,
                 setup.figures,
-                setup.handoff.first_guess(),
+                setup.handoff.first_guess(role),
                 self._clock,
                 self._on_token,
             )

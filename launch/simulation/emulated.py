@@ -47,4 +47,5 @@ def figures_of_profile(profile: Profile) -> WorkerFigures:
 def handoff_time_of(profile: Profile) -> HandoffTime:
     """Return the time of a handoff over the link of `profile`."""
     per_token_s = profile.kv_bytes_per_token / profile.link_bytes_per_s
-    return HandoffTime(HANDOFF_S + profile.link_latency_s, per_token_s)
+    fixed_s = HANDOFF_S + profile.link_latency_s
+    return HandoffTime(fixed_s, per_token_s, profile.kv_bytes_per_token)

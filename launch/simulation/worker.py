@@ -59,6 +59,7 @@ class HandoffTime(msgspec.Struct, frozen=True):
 
     fixed_s: float
     per_token_s: float
+    bytes_per_token: float | None = None  # of K/V; None: not known
 
     def seconds(self, num_tokens: int) -> float:
         """Return the seconds of K/V that is there already."""
@@ -76,8 +77,13 @@ class HandoffTime(msgspec.Struct, frozen=True):
             num_present = max(num_present, num_tokens)
         return end_s + self.fixed_s
 
-    def first_guess(self) -> TransferCost:
-        """Return the cost that a worker begins with, and then learns from its handoffs."""
+    def first_guess(self, role: WorkerRole) -> TransferCost:
+        """Return the cost that a worker begins with, and then learns from its handoffs.
+
+        One that only decodes has measured no link.
+        """
+        if role == "decode" and self.bytes_per_token is not None:
+            return TransferCost(self.bytes_per_token)
         return TransferCost(self.per_token_s * BYTES_PER_S)
 
 

@@ -140,3 +140,9 @@ def test_a_prompt_that_just_came_is_taken_to_have_come_to_each_worker_of_both_ro
         0,
         0,
     ]
+
+
+def test_a_worker_that_only_decodes_begins_with_a_cautious_guess_of_transfers() -> None:
+    time = handoff_time_of(DEVICE)
+    cautious, measured = (time.first_guess(role).seconds(6000) for role in ("decode", "both"))
+    assert measured < 0.03 < 0.3 < cautious
