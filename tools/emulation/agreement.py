@@ -39,6 +39,7 @@ from tandem.runtime.errors import ConfigError, ServiceError, TandemError
 MODULE = "tools.emulation.agreement"
 WARM_UP_REQUESTS = 24  # of which workers learn what their steps cost
 WARM_UP_SHARE = 0.15  # of a run's seconds, whose requests are not counted
+NUM_SIMULATED = 5  # with other ties each: what chance moves
 FAR = 0.10  # a difference beyond which a figure is marked
 EXIT_FAILED = 1
 
@@ -135,11 +136,11 @@ class Agreement:
                 ways.setdefault("real", []).append(found)
             found = await self._served(f"emulated-{index}", emulated, options.pace)
             ways.setdefault("emulated", []).append(found)
-        ways["simulated"] = [self.simulated()]
+        ways["simulated"] = [self.simulated(seed) for seed in range(NUM_SIMULATED)]
         return ways
 
-    def simulated(self) -> Figures:
-        """Return what `tandem plan --emulate` says of the layout."""
+    def simulated(self, seed: int) -> Figures:
+        """Return what `tandem plan --emulate` finds of the layout; `seed` is of the ties."""
         options, device = self._options, load_profile(self._options.emulate)
         ttft_ms, itl_ms = options.slos["ttft"], options.slos["tpot"]
         figures = figures_of_profile(device)
@@ -149,7 +150,7 @@ class Agreement:
             PrefillConfig(),
             RouterConfig(),
             handoff_time_of(device),
-            seed=options.seed,
+            seed=seed,
             device=device,
         )
         load = PlannedLoad(self._bench, options.seed, figures.block_size, figures.max_tokens)
@@ -212,12 +213,14 @@ def _lines(options: Options, rate: float) -> Iterator[bytes]:
 
 
 def markdown(ways: dict[str, list[Figures]]) -> str:
-    """Return a row for each way, and the differences of each from the first one."""
+    """Return the medians of each way, their range, and their differences from the first way's."""
     medians = {name: _medians(rounds) for name, rounds in ways.items()}
     lines = [f"| {' | '.join(TITLES)} |", "|---" * len(TITLES) + "|"]
     for name, values in medians.items():
         cells = [format(value, form) for value, form in zip(values, FORMATS, strict=True)]
         lines.append(f"| {name} | {' | '.join(cells)} |")
+        if len(ways[name]) > 1:
+            lines.append(f"| its range | {' | '.join(_ranges(ways[name]))} |")
     first, *others = medians
     for name in others:
         pairs = zip(medians[name][COMPARED], medians[first][COMPARED], strict=True)
@@ -227,10 +230,16 @@ def markdown(ways: dict[str, list[Figures]]) -> str:
 
 
 def _medians(rounds: Sequence[Figures]) -> list[float]:
-    return [
-        statistics.median(found)
-        for found in zip(*map(msgspec.structs.astuple, rounds), strict=True)
-    ]
+    return [statistics.median(found) for found in _columns(rounds)]
+
+
+def _ranges(rounds: Sequence[Figures]) -> Iterator[str]:
+    for found, form in zip(_columns(rounds), FORMATS, strict=True):
+        yield f"{min(found):{form}} to {max(found):{form}}"
+
+
+def _columns(rounds: Sequence[Figures]) -> list[tuple[float, ...]]:
+    return list(zip(*map(msgspec.structs.astuple, rounds), strict=True))
 
 
 def _difference(ours: float, theirs: float) -> str:
