@@ -5,7 +5,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import psutil
@@ -15,6 +15,15 @@ from tandem.runtime.local.home import writable_home
 from tandem.runtime.local.private_file import write_private
 
 logger = logging.getLogger(__name__)
+
+
+def this_system() -> str:
+    """Return what tells apart the systems of a shared home folder: its host and its container."""
+    try:
+        pids = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        pids = 0
+    return f"{os.uname().nodename}-{pids}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +38,7 @@ class LocalCluster:
     http_url: str
     run_dir: str
     control: str = ""  # socket of `tandem rollout`; empty: there is none
+    system: str = field(default_factory=this_system)  # which has the process
 
     def runtime_values(self) -> dict[str, str]:
         """Return the fields of RuntimeConfig that lead to the cluster, its token included."""
@@ -60,7 +70,7 @@ def announced(
     """List a cluster while it is served; call `warn` where the list cannot be written."""
     path: Path | None = None
     try:
-        path = state_dir() / f"{cluster.pid}.json"
+        path = state_dir() / f"{cluster.system}-{cluster.pid}.json"
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_private(path, json.dumps(asdict(cluster)))  # its nats_url has a password
     except OSError as error:
@@ -83,12 +93,17 @@ def started_s(pid: int) -> float:
 
 
 def running_clusters() -> list[LocalCluster]:
-    """Return the clusters whose launcher is alive; delete the records of dead ones."""
-    clusters: list[LocalCluster] = []
+    """Return the clusters whose launcher is alive; delete the records of dead ones.
+
+    Other systems' launchers, which are not seen from here, are left to them.
+    """
+    clusters, system = list[LocalCluster](), this_system()
     for path in _records():
         try:
             cluster = LocalCluster(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError):  # of another version, or just deleted
+            continue
+        if cluster.system != system:
             continue
         try:
             is_alive = abs(started_s(cluster.pid) - cluster.started_s) < 1.0

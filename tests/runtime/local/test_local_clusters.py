@@ -9,13 +9,17 @@ import pytest
 from tandem.config.session import Session
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.local import local_clusters
-from tandem.runtime.local.local_clusters import LocalCluster, the_running_cluster
+from tandem.runtime.local.local_clusters import (
+    LocalCluster,
+    running_clusters,
+    the_running_cluster,
+)
 
 
-def list_cluster(pid: int, namespace: str) -> LocalCluster:
+def list_cluster(pid: int, namespace: str, **more: str) -> LocalCluster:
     """Write the record of a cluster whose launcher is alive."""
     etcd, http = f"http://127.0.0.1:{pid}", f"http://127.0.0.1:80{pid}"
-    cluster = LocalCluster(pid, 1.0, namespace, "nats://127.0.0.1:1", etcd, http, "")
+    cluster = LocalCluster(pid, 1.0, namespace, "nats://127.0.0.1:1", etcd, http, "", **more)
     path = local_clusters.state_dir() / f"{pid}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(asdict(cluster)))
@@ -61,3 +65,23 @@ def test_those_of_one_namespace_are_told_apart_by_their_etcd() -> None:
 def test_the_only_one_is_it_whatever_the_namespace() -> None:
     blue = list_cluster(11, "blue")
     assert the_running_cluster() == the_running_cluster("other") == blue
+
+
+def test_a_cluster_of_another_container_is_neither_found_nor_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    theirs = list_cluster(11, "blue", system="another-1")
+    monkeypatch.setattr(local_clusters, "started_s", lambda pid: 2.0)  # another process's
+    assert running_clusters() == []
+    monkeypatch.setattr(local_clusters, "this_system", lambda: "another-1")
+    monkeypatch.setattr(local_clusters, "started_s", lambda pid: 1.0)
+    assert running_clusters() == [theirs]
+
+
+def test_the_record_of_a_launcher_that_has_ended_is_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    list_cluster(11, "blue")
+    monkeypatch.setattr(local_clusters, "started_s", lambda pid: 2.0)
+    assert running_clusters() == []
+    assert not list(local_clusters.state_dir().iterdir())
