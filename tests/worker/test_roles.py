@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from tandem.decode.transfer_cost import FIXED_S
 from tandem.engine.config import STEP_TOKENS
 from tandem.engine.schedule.outputs import SequenceOutput
 from tandem.engine.schedule.sequence import Sequence
@@ -186,6 +187,17 @@ async def test_the_loads_of_others_decide_who_takes_tickets(pair: Pair) -> None:
     assert view.leaves_tickets(busy) and not view.leaves_tickets(idle)
     view.on_load(f"load.{other}", encode(busy.report(other, "e", "both")))
     assert not view.leaves_tickets(busy)
+
+
+async def test_transfers_are_first_taken_to_have_the_rate_of_the_measured_link(pair: Pair) -> None:
+    one, view = pair.one.worker, pair.one.decode.prefill_view
+    other, num_tokens = pair.two.node.instance_id, 1_000_000
+    await eventually(lambda: one.group.s_per_byte is not None and other in view._instances)
+    view.on_load(f"load.{other}", encode((await one.load()).report(other, "e", "both")))
+    s_per_byte = one.group.s_per_byte
+    assert s_per_byte is not None
+    measured_s = FIXED_S + num_tokens * one.group.layout.token_bytes * s_per_byte
+    assert view.transfer_cost.seconds(num_tokens) == pytest.approx(measured_s, rel=0.01)
 
 
 async def test_a_worker_lays_one_role_down_and_takes_it_up_again(

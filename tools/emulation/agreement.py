@@ -1,6 +1,6 @@
 """How far an emulated cluster, a real one and a simulated one agree about the same requests.
 
-python -m tools.emulation.agreement --rate 40 70
+python -m tools.emulation.agreement --rate 30 50
 python -m tools.emulation.agreement --model FOLDER --emulate fitted.yaml --workers 1 --pace 1
 """
 
@@ -54,7 +54,7 @@ class Options:
     layout: str = option("workers", "workers (of both roles), unsplit, or a split as in 2P 2D")
     pace: float = option(4.0, "of the emulated cluster", least=1)
     load: str = option("mix", f"{', '.join(CORNERS)}, or a trace's file, replayed as it is")
-    rate: tuple[float, ...] = option((40.0, 70.0), "requests/s, each in turn", least=0.01)
+    rate: tuple[float, ...] = option((30.0, 50.0), "requests/s, each in turn", least=0.01)
     seconds: float = option(30.0, "in which requests arrive", least=1)
     rounds: int = option(1, "of every way, in turn; medians are shown", least=1)
     seed: int = option(1, "of arrivals")
