@@ -159,6 +159,8 @@ class EmulatedStep:
 
     def tokens(self) -> list[SampledToken]:
         """Return one token per chunk that samples; blocks until the step's modelled end."""
+        if self._runner.device_kind == "cpu":  # it is through with a step before the next begins
+            self._runner.compute(self)
         self._runner.clock.wait(self.ends_at, self.seconds)
         self._runner.compute(self)
         assert self.drawn is not None

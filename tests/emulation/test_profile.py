@@ -8,7 +8,8 @@ from tandem.emulation.profile import Profile, load_profile
 from tandem.engine.schedule.step_cost import StepWork
 from tandem.launch.simulation.emulated import figures_of_profile
 from tandem.runtime.errors import ConfigError
-from tests.emulation.harness import FAST, EmulatedEngine, fast_profile
+from tandem.runtime.wire.messages import SamplingParams
+from tests.emulation.harness import FAST, EmulatedEngine, fast_profile, random_prompts
 
 H100_8B = "h100/llama-3.1-8b"
 
@@ -88,3 +89,7 @@ def test_an_emulated_cpu_has_the_engine_s_defaults_of_one(tmp_path: Path) -> Non
     assert (slow.engine.block_pool.block_size, fast.engine.block_pool.block_size) == (16, 64)
     figures = figures_of_profile(slow.runner.profile)
     assert (figures.block_size, figures.overlap, figures.costs.tile_tokens) == (16, False, 1)
+    for index, prompt in enumerate(random_prompts(4, seed=5, longest=200)):
+        slow.add(str(index), prompt, 20, SamplingParams(temperature=0))
+    slow.run()
+    assert slow.wrong() == []
