@@ -142,7 +142,7 @@ async def test_the_steps_of_a_cluster_are_as_long_as_those_of_its_prefill_worker
 
 
 async def test_the_costs_of_two_models_are_not_mixed_up(runtime_config: RuntimeConfig) -> None:
-    other = msgspec.structs.replace(COSTS, max_step_s=0.5)
+    other = msgspec.structs.replace(COSTS, max_step_s=0.5, tile_tokens=128)  # a GPU's
     models = (("a/b", COSTS, 16), ("c", other, 32))
     async with contextlib.AsyncExitStack() as stack:
         for model, costs, block_size in models:
@@ -152,6 +152,7 @@ async def test_the_costs_of_two_models_are_not_mixed_up(runtime_config: RuntimeC
             figures = await figures_of_cluster(config, model)
             assert (figures.model, figures.costs) == (model, costs)
             assert figures.block_size == block_size
+            assert figures.overlap == (model == "c")
         with pytest.raises(ConfigError, match="choose one, --model; served: a/b, c"):
             await figures_of_cluster(config)
         with pytest.raises(ConfigError, match="--model d: no worker serves it; served: a/b, c"):
