@@ -1,5 +1,6 @@
 """The figures of a simulated worker whose steps take the time of an emulated device."""
 
+from tandem.emulation.pool import NUM_LAYERS
 from tandem.emulation.profile import Profile
 from tandem.engine.config import (
     CHUNK_TOKENS,
@@ -48,4 +49,4 @@ def handoff_time_of(profile: Profile) -> HandoffTime:
     """Return the time of a handoff over the link of `profile`."""
     per_token_s = profile.kv_bytes_per_token / profile.link_bytes_per_s
     fixed_s = HANDOFF_S + profile.link_latency_s
-    return HandoffTime(fixed_s, per_token_s, profile.kv_bytes_per_token)
+    return HandoffTime(fixed_s, per_token_s, profile.kv_bytes_per_token, NUM_LAYERS)

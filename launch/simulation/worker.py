@@ -60,20 +60,24 @@ class HandoffTime(msgspec.Struct, frozen=True):
     fixed_s: float
     per_token_s: float
     bytes_per_token: float | None = None  # of K/V; None: not known
+    num_groups: int = 1  # of layers, that a step's K/V is written in as they are computed
 
     def seconds(self, num_tokens: int) -> float:
         """Return the seconds of K/V that is there already."""
         return self.fixed_s + num_tokens * self.per_token_s
 
-    def landed_s(self, steps: Iterable[tuple[float, int]], num_present: int) -> float:
+    def landed_s(self, steps: Iterable[tuple[float, float, int]], num_present: int) -> float:
         """Return when a prompt's K/V is proven, of which the first `num_present` tokens are there.
 
-        `steps` have the time at which each has ended, and the prompt's tokens by then. A step's K/V
-        is written while the next one is computed, as prefill workers do; not layer by layer.
+        `steps` have begin and end of each, and the prompt's tokens by then. A step's K/V is written
+        while the next one is computed, and the layers of the last one while others are.
         """
-        end_s = 0.0
-        for at_s, num_tokens in steps:
-            end_s = max(end_s, at_s) + max(0, num_tokens - num_present) * self.per_token_s
+        end_s, num_groups = 0.0, self.num_groups
+        for begun_s, at_s, num_tokens in steps:
+            group_s = max(0, num_tokens - num_present) * self.per_token_s / num_groups
+            for group in range(num_groups):
+                left_s = (at_s - begun_s) * (1 - (group + 1) / num_groups)
+                end_s = max(end_s, at_s - left_s) + group_s
             num_present = max(num_present, num_tokens)
         return end_s + self.fixed_s
 
@@ -95,7 +99,7 @@ class PlannedSequence(Sequence):
     """
 
     record: RequestRecord = field(kw_only=True)
-    steps: list[tuple[float, int]] = field(default_factory=list)  # of a remote prompt: landed_s
+    steps: list[tuple[float, float, int]] = field(default_factory=list)  # of a remote prompt
 
     @staticmethod
     def of(
@@ -330,7 +334,7 @@ class VirtualWorker:
             if seq.status is not SequenceStatus.RUNNING:
                 continue  # dropped once the step was launched
             if seq.prefill_only:
-                seq.steps.append((now_s, end))
+                seq.steps.append((self._begun_s, now_s, end))
             if not samples:
                 continue
             seq.record.output_times_s.append(now_s)

@@ -87,11 +87,18 @@ def test_a_run_that_is_cut_off_leaves_the_rest_unfinished() -> None:
 
 def test_kv_lands_while_later_steps_of_its_prompt_are_computed() -> None:
     time = HandoffTime(0.001, 0.002)
-    steps = [(1.0, 100), (1.1, 200), (2.0, 250)]
+    steps = [(0.5, 1.0, 100), (1.0, 1.1, 200), (1.9, 2.0, 250)]
     assert time.landed_s(steps, 0) == pytest.approx(2.0 + 50 * 0.002 + 0.001)
     assert time.landed_s(steps[:2], 0) == pytest.approx(1.0 + 200 * 0.002 + 0.001)  # by the link
     assert time.landed_s(steps, 180) == pytest.approx(2.0 + 50 * 0.002 + 0.001)
     assert time.landed_s(steps[:2], 180) == pytest.approx(1.1 + 20 * 0.002 + 0.001)
+
+
+def test_layers_of_a_step_are_written_while_later_ones_are_computed() -> None:
+    time = HandoffTime(0.001, 0.002, num_groups=4)
+    assert time.landed_s([(0.0, 1.0, 100)], 0) == pytest.approx(1.0 + 100 * 0.002 / 4 + 0.001)
+    slow = HandoffTime(0.001, 0.02, num_groups=4)  # the link is the longer one
+    assert slow.landed_s([(0.0, 1.0, 100)], 0) == pytest.approx(0.25 + 100 * 0.02 + 0.001)
 
 
 def test_where_steps_overlap_a_prompt_waits_for_the_step_that_is_launched_already() -> None:
