@@ -171,7 +171,8 @@ def errors_of(profile: Profile, steps: Sequence[Observed]) -> Numbers:
         [profile.step_seconds(each.work, each.num_rows, each.work.num_decodes) for each in steps]
     )
     measured = np.array([each.seconds for each in steps])
-    return np.abs(fitted / measured - 1)
+    errors: Numbers = np.abs(fitted / measured - 1)
+    return errors
 
 
 def _fits_of(steps: Sequence[Observed], tile_tokens: int) -> Iterator[dict[str, float]]:

@@ -43,6 +43,7 @@ class Ticket:
     queued_s: float
     worker: VirtualWorker | None = None  # that claimed it
     prompt: PlannedSequence | None = None  # at that worker
+    claimed_s: float = 0.0
     computed_s: float | None = None
     first_was_sent: bool = False
     num_ways_given: int = 0  # to other tickets, as its target of the first token is lost
@@ -243,7 +244,7 @@ class Handoffs:
         self._jobs[worker][ticket] = None
         self._homes[ticket.home].num_unclaimed -= 1
         self._homes[ticket.home].num_unclaimed_tokens -= ticket.num_uncached
-        ticket.worker = worker
+        ticket.worker, ticket.claimed_s = worker, self._clock.now_s
         record = RequestRecord(ticket.request.index, self._clock.now_s)
         ticket.prompt = PlannedSequence.of(ticket.request, record, prefill_only=True)
         self._by_prompt[ticket.prompt] = ticket
@@ -306,7 +307,7 @@ class Handoffs:
         assert ticket.computed_s is not None
         marks_s = {
             "queued": ticket.queued_s,
-            "claimed": ticket.queued_s,  # a wait for a busy worker is no part of a transfer
+            "claimed": ticket.claimed_s,
             "computed": ticket.computed_s,
             "verified": self._clock.now_s,
         }

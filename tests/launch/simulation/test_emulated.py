@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from tandem.decode.config import DisaggConfig
+from tandem.decode.config import DisaggConfig, Policy
 from tandem.emulation.profile import Profile, load_profile
 from tandem.engine.schedule.step_cost import StepWork
 from tandem.launch.simulation.cluster import Setup, VirtualCluster
@@ -153,3 +153,17 @@ def test_a_worker_that_only_decodes_begins_with_a_cautious_guess_of_transfers() 
     time = handoff_time_of(DEVICE)
     cautious, measured = (time.first_guess(role).seconds(6000) for role in ("decode", "both"))
     assert measured < 0.03 < 0.3 < cautious
+
+
+def test_a_wait_for_a_busy_worker_counts_as_transfer_as_decode_workers_count_it() -> None:
+    def learned_s(gap_s: float) -> float:
+        setup = replace(
+            setup_of(DEVICE),
+            disagg=DisaggConfig(policy=Policy.ALWAYS_REMOTE),
+            prefill=PrefillConfig(max_batch_jobs=1),
+        )
+        cluster = VirtualCluster(layout("1P 1D", 2), setup)
+        cluster.replay(requests(40, 300, 2, gap_s=gap_s))
+        return cluster.workers[1].transfer.seconds(300)
+
+    assert learned_s(0.0) > learned_s(1.0) + 0.01
