@@ -73,7 +73,7 @@ class Both:
 class Pair:
     """Workers `one` and `two`; the peer computes undisturbed answers and is the client.
 
-    `engine_of_one` changes the section of that name of the first.
+    `engine` changes the section of that name of both, `engine_of_one` that of the first.
     """
 
     def __init__(
@@ -81,12 +81,15 @@ class Pair:
         runtime: RuntimeConfig,
         model: Path,
         *,
+        engine: Mapping[str, object] | None = None,
         engine_of_one: Mapping[str, object] | None = None,
         **config: Any,
     ) -> None:
         self.peer = HandoffPeer(runtime, model, "prefill", TRANSFER)
-        self.one = Both(runtime, model, engine=engine_of_one, **config)
-        self.two = Both(runtime, model, **config)
+        self.one = Both(
+            runtime, model, engine={**(engine or {}), **(engine_of_one or {})}, **config
+        )
+        self.two = Both(runtime, model, engine=engine, **config)
         self._readers: set[asyncio.Task[None]] = set()
         self._stack = AsyncExitStack()
 
