@@ -17,7 +17,7 @@ from tandem.engine.memory.kv_blocks import block_shape
 from tandem.engine.schedule.sequence import Chunk, Sequence
 from tandem.engine.step.model_steps import ModelSteps
 from tandem.engine.step.sampler import DRAWN, GREEDY, SamplingPlan
-from tandem.kernels.sampling.rows import TokenMasks
+from tandem.kernels.sampling.rows import NO_TOKEN, TokenMasks
 from tandem.runtime.errors import ModelError
 from tandem.runtime.process.progress import ProgressBar
 from tandem.runtime.wire.block_hash import num_blocks_of
@@ -72,7 +72,10 @@ class StepProfile:
 
     @torch.inference_mode()
     def try_one(self) -> None:
-        """Compute one token. Raise ModelError naming the layer where the model's code fails."""
+        """Compute one token. Raise ModelError where the model's code fails or computes no numbers.
+
+        What fails is named by its layer.
+        """
         passed: list[int] = []
         last = range(1, self._num_layers + 1)
         try:
@@ -83,6 +86,8 @@ class StepProfile:
             num = len(passed)
             where = f"in layer {num}" if num < self._num_layers else "after its last attention"
             raise ModelError(f"a first token fails {where}: {error}") from error
+        if int(self._steps.batch_rows.drawn[0]) == NO_TOKEN:
+            raise ModelError("the logits of a first token are not finite")
 
     @torch.inference_mode()
     def reserve(self, memory: DeviceMemory) -> Reserve:

@@ -227,6 +227,19 @@ def test_a_model_that_fails_with_its_weights_is_refused_by_layer_before_it_is_se
         make_engine(tmp_path)
 
 
+@pytest.mark.parametrize("theta", [0, 1e-300])
+def test_a_model_whose_first_token_has_no_numbers_is_refused_before_it_is_served(
+    theta: float, tmp_path: Path
+) -> None:
+    save(tmp_path, "stablelm", {})
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config["rope_parameters"]["rope_theta"] = theta
+    path.write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="the logits of a first token are not finite"):
+        make_engine(tmp_path)
+
+
 WINDOWED = {
     "phimoe": EXPERTS,
     "mistral": {},
