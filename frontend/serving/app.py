@@ -55,6 +55,7 @@ _FIRST_SERVER_ERROR = 500  # of the statuses
 _READING = ("GET", "HEAD")  # methods that no limit counts
 _RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")  # of Jina, Cohere, and both at vLLM
 _SCORE_PATHS = ("/v1/score", "/score")  # both of vLLM
+_LARGE_BYTES = 64 * 1024  # of a body; reading a smaller one takes a millisecond
 _PAGE = "/ui/"  # its files are named relative to its address
 
 
@@ -133,6 +134,7 @@ class RequestHandler:
         }
         self._bodies = Room(config.max_open_body_bytes, config.max_body_bytes)
         self._answering = Room(config.max_inflight_requests)  # requests whose body has been read
+        self._turn = asyncio.Lock()  # of large bodies
         self._contexts: set[RequestContext] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -203,6 +205,9 @@ class RequestHandler:
                     "of those of one API key a share"
                 )
             try:
+                if len(raw) > _LARGE_BYTES:  # one in a pass of the event loop, or the streams wait
+                    async with self._turn:
+                        await asyncio.sleep(0)
                 work = await api.prepare(raw, call)
                 del raw  # not needed for as long as the answer takes
                 if not call.keeps_body:

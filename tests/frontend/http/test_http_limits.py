@@ -13,8 +13,11 @@ from starlette.types import Receive, Scope, Send
 from tandem.frontend.access.room import Room
 from tandem.frontend.config import FrontendConfig
 from tandem.frontend.errors import TooManyRequestsError
+from tandem.frontend.http.api import Call, Work
+from tandem.frontend.http.exchange import Exchange
 from tandem.frontend.http.open_bodies import BodyShare
 from tandem.frontend.http.response import DirectResponse
+from tandem.frontend.openai.api import OpenAIApi
 from tests.frontend.frontend_stack import MODEL, Stack, one_token_then_wait
 from tests.services import eventually
 
@@ -240,6 +243,38 @@ def test_the_shares_of_bodies_end_with_them() -> None:
     two.grow_to(116_384)
     with pytest.raises(TooManyRequestsError):
         one.grow_to(16_385)
+
+
+async def test_no_two_large_bodies_are_read_in_one_pass_of_the_event_loop(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The streams stand still while one is read, and not while all that have come are."""
+    num_passes = num_there = 0
+    began: list[int] = []
+    all_there = asyncio.Event()
+    read_body, prepare = Exchange.read_body, OpenAIApi.prepare
+
+    async def read_with_others(self: Exchange, *args: Any) -> bytes:
+        nonlocal num_there
+        raw = await read_body(self, *args)
+        num_there += 1
+        await all_there.wait()
+        return raw
+
+    async def noted(self: OpenAIApi, raw: bytes, call: Call) -> Work:
+        began.append(num_passes)
+        return await prepare(self, raw, call)
+
+    monkeypatch.setattr(Exchange, "read_body", read_with_others)
+    monkeypatch.setattr(OpenAIApi, "prepare", noted)
+    asking = asyncio.gather(*(stack.complete(prompt=[1] * 40_000) for _ in range(6)))
+    await eventually(lambda: num_there == 6)
+    all_there.set()
+    while not asking.done():
+        num_passes += 1
+        await asyncio.sleep(0)
+    assert [each.status_code for each in await asking] == [400] * 6  # beyond the context
+    assert len({*began}) == len(began) == 6
 
 
 async def test_requests_beyond_the_limit_are_a_429() -> None:
