@@ -18,6 +18,7 @@ from tandem.frontend.parsers.syntaxes import ReadCall, read_calls
 from tandem.frontend.parsers.xml_calls import XmlArguments, xml_tags
 from tandem.runtime.address import new_id
 
+_MAX_HEADER = 1024  # characters up to the arguments; none that is longer is looked for
 Schemas = Mapping[str, Mapping[str, Any]]  # function |-> JSON schema of its arguments
 
 
@@ -155,7 +156,8 @@ class StreamingParser:
             return self._give_up(len(text)) if self._is_end else False
         if header is not None:
             before = self._mark if tools.syntax else ""
-            if (found := header.match(before + text)) is not None:
+            may_match = self._num_read < _MAX_HEADER
+            if may_match and (found := header.match(before + text[:_MAX_HEADER])) is not None:
                 return self._open_arguments(found, found.end() - len(before))
             if start[0] in "{[" and (tools.is_json or tools.may_be_json):
                 return self._whole_object(len(text) - len(start))
