@@ -1,6 +1,7 @@
 """A folder in which anything was changed is served as transformers computes it, or refused."""
 
 import contextlib
+import json
 import resource
 import shutil
 import time
@@ -51,14 +52,22 @@ def serve(folder: Path) -> list[int]:
     return answer
 
 
-def expected(folder: Path) -> torch.Tensor | None:
-    """Return the logits behind the prompt by transformers; None where it cannot load the folder."""
+def expected(folder: Path, answer: list[int], numbers: Path) -> torch.Tensor | None:
+    """Return the logits of each token of an answer by transformers; None where it cannot load.
+
+    `numbers` is a folder of the numbers that codes stand for, which no other software is here for.
+    """
+    given = torch.tensor([[*PROMPT, *answer[:-1]]])
     try:
+        config = json.loads((folder / "config.json").read_text())
+        if config.pop("quantization_config", None) is not None:
+            (numbers / "config.json").write_text(json.dumps(config))
+            folder = numbers
         with torch.inference_mode(), warnings.catch_warnings(action="ignore"):
             model = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=torch.float32, attn_implementation="eager"
             )
-            logits: torch.Tensor = model.eval()(torch.tensor([PROMPT])).logits[0, -1]
+            logits: torch.Tensor = model.eval()(given).logits[0, -len(answer) :]
             return logits
     except Exception:  # of whatever the folder says
         return None
@@ -101,10 +110,10 @@ def check(sources: list[Path], folder: Path, seeds: range) -> tuple[int, int]:
             raise AssertionError(f"seed {seed}: {what}: {error!r}") from error
         else:
             num_served += 1
-            logits = expected(folder)
+            logits = expected(folder, answer, sources[0].parent / "numbers")
             if logits is not None and bool(logits.isfinite().all()):
-                behind = float(logits.max() - logits[answer[0]])
-                assert behind < 1e-3, f"seed {seed}: {what}: the answer is {behind} from the best"
+                behind = float((logits.amax(1) - logits[range(len(answer)), answer]).max())
+                assert behind < 1e-3, f"seed {seed}: {what}: a token is {behind} from the best"
         assert time.process_time() - begun < 10, f"seed {seed}: {what}"
         shutil.rmtree(folder)
     return num_served, num_refused
