@@ -19,33 +19,31 @@ from tandem.kernels.sampling.rows import NO_TOKEN, TokenAdjustments
 NOWHERE = -1  # `times` of a token that is in neither prompt nor answer
 
 
-class Entry(NamedTuple):
-    times: int = NOWHERE
-    bias: float = 0.0
-    is_held: bool = False
+class Adjusted(NamedTuple):
+    """The tokens of one row whose logits change; there may be as many as a prompt has."""
+
+    times: dict[int, int]  # of all of them, in the order of their entries
+    biases: dict[int, float]
+    held: set[int]
 
 
-def adjusted_tokens(
-    seq: Sequence, vocab_size: int, eos_token_ids: tuple[int, ...]
-) -> dict[int, Entry]:
+def adjusted_tokens(seq: Sequence, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Adjusted:
     """Return the tokens whose logits change before `seq` draws, except for a pending one."""
-    params, changed = seq.sampling, {}
-    if params.repetition_penalty != 1:
-        changed = dict.fromkeys(seq.token_ids, Entry(times=0))
+    params = seq.sampling
+    times = dict.fromkeys(seq.token_ids, 0) if params.repetition_penalty != 1 else {}
     if counts_tokens(seq):
-        generated = Counter(seq.token_ids[seq.num_prompt_tokens :])
-        changed |= {token_id: Entry(times) for token_id, times in generated.items()}
-    changed.pop(PENDING, None)
-    for token_id, bias in (params.logit_bias or {}).items():
-        if 0 <= token_id < vocab_size:
-            changed[token_id] = changed.get(token_id, Entry())._replace(bias=bias)
+        times |= Counter(seq.token_ids[seq.num_prompt_tokens :])
+    times.pop(PENDING, None)
+    given = params.logit_bias or {}
+    biases = {token_id: bias for token_id, bias in given.items() if 0 <= token_id < vocab_size}
+    held: set[int] = set()
     # Under a grammar the mask holds tokens back (masks.py), which may leave no others.
     if seq.matcher is None and seq.num_generated_tokens < seq.stop.min_tokens:
-        held = {*seq.stop.stop_token_ids, *(() if seq.stop.ignore_eos else eos_token_ids)}
-        for token_id in held:
-            if 0 <= token_id < vocab_size:
-                changed[token_id] = changed.get(token_id, Entry())._replace(is_held=True)
-    return changed
+        ends = (*seq.stop.stop_token_ids, *(() if seq.stop.ignore_eos else eos_token_ids))
+        held = {token_id for token_id in ends if 0 <= token_id < vocab_size}
+    for token_id in (*biases, *held):
+        times.setdefault(token_id, NOWHERE)
+    return Adjusted(times, biases, held)
 
 
 def counts_tokens(seq: Sequence) -> bool:
@@ -77,18 +75,17 @@ class AdjustedRows:
     spare_batch_rows: "array[int]" = field(default_factory=_column)
     spare_places: "array[int]" = field(default_factory=_column)  # among the entries
 
-    def add(self, chunk: Chunk, changed: dict[int, Entry]) -> None:
+    def add(self, chunk: Chunk, changed: Adjusted) -> None:
         """Add a row with the entries that `adjusted_tokens` returned for it."""
         seq, params = chunk.seq, chunk.seq.sampling
         num_before, num_spares = len(self.token_ids), len(self.spare_rows)
         has_spare = seq.token_ids[-1] == PENDING and counts_tokens(seq)
-        for token_id, entry in changed.items():
-            self._add_entry(token_id, entry, num_spares if has_spare else -1)
+        self._add_entries(changed, num_spares if has_spare else -1)
         if has_spare:
             self.spare_rows.append(len(self.starts))
             self.spare_batch_rows.append(seq.batch_row)
             self.spare_places.append(len(self.token_ids))
-            self._add_entry(0, Entry(times=1), -1)
+            self._add_entries(Adjusted({0: 1}, {}, set()), -1)
         self.starts.append(num_before)
         self.lengths.append(len(self.token_ids) - num_before)
         # The position at which the answer has its min_tokens.
@@ -97,12 +94,17 @@ class AdjustedRows:
             (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
         )
 
-    def _add_entry(self, token_id: int, entry: Entry, spare: int) -> None:
-        self.token_ids.append(token_id)
-        self.times.append(entry.times)
-        self.held.append(entry.is_held)
-        self.biases.append(entry.bias)
-        self.spare_of.append(spare)
+    def _add_entries(self, changed: Adjusted, spare: int) -> None:
+        """Add entries by whole columns: one by one they would take the time of a step."""
+        times, biases, held = changed
+        none = bytes(8 * len(times))
+        self.token_ids.extend(times)
+        self.times.extend(times.values())
+        self.held.extend(array("q", [each in held for each in times] if held else none))
+        self.biases.extend(
+            array("d", [biases.get(each, 0.0) for each in times] if biases else none)
+        )
+        self.spare_of.extend(array("q", [spare]) * len(times))
 
     def tensors(self, table: BatchRows) -> TokenAdjustments:
         """Copy the rows to the device at once, and count pending tokens there."""
