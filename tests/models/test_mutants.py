@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.core.engine import Engine
@@ -30,6 +30,8 @@ from tests.models.mutants import mutate
 
 PROMPT = [3, 77, 250, 12, 12, 199, 8]
 NUM_TOKENS = 4
+TEXT = " Two  words\n\n<|im_end|>x<|endoftext|> wörld 😀 123"
+CHAT = [{"role": "system", "content": " s "}, {"role": "user", "content": TEXT}]
 
 
 def serve(folder: Path) -> list[int]:
@@ -73,6 +75,23 @@ def expected(folder: Path, answer: list[int], numbers: Path) -> torch.Tensor | N
         return None
 
 
+def check_text(folder: Path, what: str) -> None:
+    """Hold the tokens and the chat of a folder against those of transformers, if it has some."""
+    try:
+        theirs = AutoTokenizer.from_pretrained(folder)
+        tokens = theirs(TEXT)["input_ids"]
+        chat = theirs.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+    except Exception:  # of whatever the folder says
+        return
+    text = ModelText(read_model_files(folder).files)
+    with contextlib.suppress(InvalidRequestError):
+        found = text.encode(TEXT, is_chat=False, param="prompt")
+        assert found == tokens, f"{what}: {found}, not {tokens}"
+    with contextlib.suppress(InvalidRequestError):
+        rendered = text.render(CHAT, {}, 10_000, 1.0)
+        assert rendered == chat, f"{what}: {rendered!r}, not {chat!r}"
+
+
 def write_sources(folder: Path) -> list[Path]:
     """Write models of this engine's code, of transformers' code, and one stored as codes."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
@@ -110,6 +129,8 @@ def check(sources: list[Path], folder: Path, seeds: range) -> tuple[int, int]:
             raise AssertionError(f"seed {seed}: {what}: {error!r}") from error
         else:
             num_served += 1
+            if what.startswith(("tokenizer", "chat_template")):
+                check_text(folder, f"seed {seed}: {what}")
             logits = expected(folder, answer, sources[0].parent / "numbers")
             if logits is not None and bool(logits.isfinite().all()):
                 behind = float((logits.amax(1) - logits[range(len(answer)), answer]).max())
