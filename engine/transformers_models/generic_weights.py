@@ -46,6 +46,8 @@ def _build(
     if not wanted <= names:
         model = _by_conversion(path, type(meta), config, dtype).to(device)
         return _checked(path, model), siblings
+    for name, source in meta.all_tied_weights_keys.items():
+        checkpoint.check_tied(name, source)
     with torch.device(device), no_init_weights():
         model = type(meta)._from_config(config, dtype=dtype, attn_implementation=INTERFACE)
     model.tie_weights()

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -26,6 +27,8 @@ FLOATS = {
     "BF16": torch.bfloat16,
 }
 CODES = {"F8_E4M3": torch.float8_e4m3fn, "I32": torch.int32, "U8": torch.uint8, "I8": torch.int8}
+
+_PART_BYTES = 1 << 20  # of tensors that are compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,34 @@ class Checkpoint:
             found = _dtype_name(path, name, entry["dtype"])
             raise ModelError(f"{path}: tensor {name} has dtype {found}", param=name)
         return StoredTensor(name, path, dtype, header.data_start_bytes + entry["data_offsets"][0])
+
+    def check_tied(self, name: str, source: str) -> None:
+        """Raise ModelError where both of two tied tensors are stored, with other numbers."""
+        if name not in self or source not in self or self._has_same_bytes(name, source):
+            return
+        raise ModelError(
+            f"{self.folder}: tensor {name} differs from {source}, although config.json ties them; "
+            "set tie_word_embeddings to false, or take the wrong one out",
+            param=name,
+        )
+
+    def _has_same_bytes(self, *names: str) -> bool:
+        with ExitStack() as stack:
+            files, kinds = [], []
+            for name in names:
+                header = self._header(self._where[name])
+                entry = header.entries.get(name, {"dtype": "", "shape": [], "data_offsets": (0, 0)})
+                first, end = entry["data_offsets"]
+                files.append(stack.enter_context(open_file(self.folder / self._where[name])))
+                files[-1].seek(header.data_start_bytes + first)
+                kinds.append((entry["dtype"], entry["shape"], end - first))
+            if kinds[0] != kinds[1]:
+                return False
+            for start in range(0, kinds[0][2], _PART_BYTES):
+                num_bytes = min(_PART_BYTES, kinds[0][2] - start)
+                if files[0].read(num_bytes) != files[1].read(num_bytes):
+                    return False
+        return True
 
     def _locate(self) -> dict[str, str]:
         file_names = weight_files(self.folder)

@@ -192,6 +192,8 @@ def load_weights(
     started = time.perf_counter()
     checkpoint = Checkpoint(folder)
     rename = _naming(checkpoint, config)
+    if config.tie_word_embeddings:
+        checkpoint.check_tied(rename("lm_head.weight"), rename("model.embed_tokens.weight"))
     # On no device at first: an error about a tensor comes before its memory is taken.
     is_stacked = _is_stacked(checkpoint, config)
     nowhere = empty_weights(config, dtype, torch.device("meta"))

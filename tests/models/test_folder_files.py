@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from tandem.engine.config import EngineConfig
 from tandem.engine.execution.model_code import choose_model_config
+from tandem.engine.execution.model_runner import ModelRunner
 from tandem.engine.weights.weights import load_weights
 from tandem.grammar.compiler import GrammarCompiler
 from tandem.models.random_model import write_random_model
@@ -23,6 +26,7 @@ from tandem.runtime.membership.model_files import (
     weights_fingerprint,
 )
 from tandem.sdk.worker.model_folders import read_token_model
+from tests.engine.tiny_models import make_model
 
 WEIGHTS = "model-00001-of-00003.safetensors"
 NAMES = (*REQUIRED, *OPTIONAL, INDEX_NAME, WEIGHTS)
@@ -183,3 +187,25 @@ def test_ends_are_those_of_all_three_files(end: object, has_decoder: bool, folde
     of_tokenizer = [] if end == "none" else [300] if end == "Ġw300" else [256]
     found = choose_model_config(folder, "auto").eos_token_ids
     assert found == (of_config, 7, 8, *of_tokenizer)
+
+
+@pytest.mark.parametrize("kind", ["native", "transformers"])
+@pytest.mark.parametrize("excess", [0.0, 0.5])
+def test_a_head_that_is_not_the_embeddings_to_which_it_is_tied_is_refused(
+    kind: Any, excess: float, tmp_path: Path
+) -> None:
+    """A training that changed the head alone leaves such files, and any answer would be wrong."""
+    make_model(tmp_path, "qwen2", tie_word_embeddings=True)
+    path = tmp_path / "model.safetensors"
+    stored = load_file(path)
+    head = stored["model.embed_tokens.weight"].clone()
+    head[-1, -1] += excess
+    save_file(stored | {"lm_head.weight": head}, path, {"format": "pt"})
+    config = EngineConfig(
+        model=str(tmp_path), model_impl=kind, device="cpu", threads=1, num_blocks=16, block_size=8
+    )
+    if not excess:
+        ModelRunner(config)
+        return
+    with pytest.raises(ModelError, match=r"tensor lm_head\.weight differs from model\.embed_tok"):
+        ModelRunner(config)

@@ -297,7 +297,8 @@ def test_tensors_that_the_config_does_not_ask_for_are_named(
 ) -> None:
     others = {f"model.layers.{layer}.mlp.experts.weight": torch.ones(1) for layer in range(1, 9)}
     harmless = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(3)}
-    save_file(tensors() | harmless, tmp_path / "model.safetensors")
+    tied = {"lm_head.weight": tensors()["model.embed_tokens.weight"]}
+    save_file(tensors() | harmless | tied, tmp_path / "model.safetensors")
     load(tmp_path)
     load(tmp_path, tied=True)
     assert "does not ask for" not in caplog.text
