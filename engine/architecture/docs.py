@@ -21,6 +21,8 @@ This page is generated from the tables in `engine/architecture/` by
 `tandem serve MODEL` takes a folder with `config.json`, a tokenizer and `*.safetensors`, or the id
 of one on the Hugging Face hub. `config.json` alone decides how a model is computed. A model that
 cannot be is refused at the start, with the file, the key, and the layer where there is one.
+So is a model whose `lm_head.weight` differs from its embeddings although `tie_word_embeddings` is
+true, and one whose first token has no finite logits.
 
 - The weights are the files that `model.safetensors.index.json` names. Without it they are
   `model.safetensors`, or the only `*.safetensors`; of several others none is chosen, and the start
