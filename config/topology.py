@@ -10,10 +10,15 @@ from tandem.config.model import find_field
 from tandem.config.sources import Setting, entries, is_empty, plain_value, read_yaml
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.process.names import did_you_mean
-from tandem.runtime.wire.cluster_messages import Role
+from tandem.runtime.wire.cluster_messages import Role, WorkerRole
 
 TOPOLOGIES = Path(__file__).with_name("topologies")
 ROLES: tuple[str, ...] = get_args(Role)
+KEYS_OF_ROLES: dict[WorkerRole, Role] = {
+    "both": "worker",
+    "decode": "decode",
+    "prefill": "prefill",
+}
 ROLE_KEYS = ("count", "gpu", "config")
 TOP_KEYS = ("description", "roles", "config")
 MAX_COUNT = 64

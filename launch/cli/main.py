@@ -79,7 +79,7 @@ def serve(
         ),
     ] = None,
     planner: Annotated[
-        operate.Mode | None, typer.Option(help="With a planner of roles, as in tandem planner.")
+        operate.Mode | None, typer.Option(help="With a planner, as in tandem planner.")
     ] = None,
 ) -> None:
     """Serve a model on this machine: one address, its workers, NATS and etcd included.

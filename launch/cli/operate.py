@@ -115,13 +115,13 @@ def change_role(
 def planner(
     session: Session,
     mode: Annotated[
-        Mode | None, typer.Option(help="advise (the default): change nothing; act: move roles.")
+        Mode | None, typer.Option(help="advise (the default): change nothing; act: do it.")
     ] = None,
 ) -> None:
-    """Follow the load of a cluster with fixed roles, and move roles to where they are needed.
+    """Follow the load of a cluster: move roles, start and end workers, where that is needed.
 
-    tandem status shows what it sees and why it moves a role, or would. The mode is live: tandem
-    config set planner.mode act.
+    tandem status shows what it sees and why it changes something, or would. The mode is live:
+    tandem config set planner.mode act.
     """
     import uvloop
 
@@ -161,13 +161,13 @@ def rollout(
     """
     import uvloop
 
-    from tandem.launch.serve.control import follow_rollout
+    from tandem.launch.serve.control import command
     from tandem.runtime.local.local_clusters import the_running_cluster
 
     cluster = the_running_cluster(namespace)
     if cluster is None or not cluster.control:
         raise ConfigError("no `tandem serve` of this user runs on this machine")
-    uvloop.run(follow_rollout(Path(cluster.control), print))
+    uvloop.run(command(Path(cluster.control), "rollout", print))
 
 
 @app.command(epilog="Example: tandem control 3f2a profile --duration-s 2")

@@ -1,1 +1,1 @@
-"""`tandem planner`: the roles of running workers, moved with their load."""
+"""`tandem planner`: roles and the number of running workers, changed with their load."""

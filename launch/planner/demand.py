@@ -116,11 +116,11 @@ class Demand:
         beside = num_generating * share_left(self.costs, step_s)
         by_time = self.prompts / (PREFILL_SHARE * num_prefill + BESIDE_SHARE * beside)
         target_s = self.costs.ttft_target_s or CLEAR_S
-        return max(by_time, self.first_token_s(num_prefill) / target_s)
+        return max(by_time, self.first_token_s(num_prefill or num_generating) / target_s)
 
-    def first_token_s(self, num_prefill: int) -> float:
-        """Return the seconds to the first token of a typical prompt at so many prefill workers."""
-        share = self.num_shared_tokens // max(1, num_prefill)
+    def first_token_s(self, num_takers: int) -> float:
+        """Return the seconds to the first token of a typical prompt where so many share them."""
+        share = self.num_shared_tokens // num_takers
         return predict(_idle(self.costs, share), TYPICAL_TOKENS).first_token_s
 
     def load(self, num_prefill: int, num_generating: int) -> float:

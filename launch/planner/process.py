@@ -1,4 +1,4 @@
-"""`tandem planner`: a process that follows the workers and moves roles between them."""
+"""`tandem planner`: a process that follows the workers and changes their roles and their number."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,8 @@ import msgspec
 from tandem.config.model import EffectiveConfig
 from tandem.config.planner import Mode
 from tandem.launch.cluster.one_worker import change_role
-from tandem.launch.planner.planner import Change, RolePlanner
+from tandem.launch.planner.executors import Executor, LocalExecutor
+from tandem.launch.planner.planner import Change, Planner, Reading
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.runtime.bus.events import load_subject
 from tandem.runtime.errors import ProtocolError, ServiceError, TandemError
@@ -19,7 +20,6 @@ from tandem.runtime.membership.node import Node
 from tandem.runtime.process.lifecycle import Lifecycle
 from tandem.runtime.process.logs import setup_logging
 from tandem.runtime.store.discovery import (
-    TypedView,
     config_prefix,
     watch_instances,
     watch_models,
@@ -46,19 +46,24 @@ async def run_planner(effective: EffectiveConfig) -> None:
     """Plan until a signal ends the process. Raise ServiceError without NATS and etcd."""
     runtime = effective.config.runtime
     setup_logging(runtime.log_level, "planner", format=runtime.log_format)
-    planner = PlannerProcess(effective)
+    planner = PlannerProcess(effective, LocalExecutor(runtime))
     lifecycle = Lifecycle(drain_timeout_s=runtime.drain_timeout_s)
     await lifecycle.run(startup=planner.startup, drain=planner.drain, stop=planner.stop)
 
 
 class PlannerProcess:
-    """A planner of every deployment of a namespace. One role changes at a time."""
+    """A planner of every deployment of a namespace. One role changes at a time.
 
-    def __init__(self, effective: EffectiveConfig) -> None:
+    A worker that starts or drains may take minutes; readings go on, without another change.
+    """
+
+    def __init__(self, effective: EffectiveConfig, executor: Executor) -> None:
         self._effective, config = effective, effective.config
         self._namespace = config.runtime.namespace
         self.node = Node(config.runtime, component="planner", serves=False, has_probes=True)
-        self._planners: dict[Deployment, RolePlanner] = {}
+        self._executor = executor
+        self._planners: dict[Deployment, Planner] = {}
+        self._counting: dict[Deployment, tuple[Change, asyncio.Task[None]]] = {}
         self._shown: dict[Deployment, PlannedModel] = {}
         self._planning: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()
@@ -73,23 +78,17 @@ class PlannerProcess:
         await node.connect()
         discovery = node.discovery
         config = discovery.watch(config_prefix(self._namespace))
-        stack.push_async_callback(config.close)
-        await config.ready()
-        base = self._effective.config.planner
-        self._live = LiveSection("planner", base, config, self._namespace, "")
-        views: list[TypedView[Instance]] = []
-        for component in ("decode", "prefill"):
-            view = watch_instances(discovery, self._namespace, component)
+        self._instances = [
+            watch_instances(discovery, self._namespace, component)
+            for component in ("decode", "prefill")
+        ]
+        self._cards = watch_models(discovery, self._namespace)
+        self._others = watch_planners(discovery, self._namespace)
+        for view in (config, *self._instances, self._cards, self._others):
             stack.push_async_callback(view.close)
             await view.ready()
-            views.append(view)
-        self._instances = views
-        self._cards = watch_models(discovery, self._namespace)
-        stack.push_async_callback(self._cards.close)
-        await self._cards.ready()
-        self._others = watch_planners(discovery, self._namespace)
-        stack.push_async_callback(self._others.close)
-        await self._others.ready()
+        base = self._effective.config.planner
+        self._live = LiveSection("planner", base, config, self._namespace, "")
         stop = await node.events.subscribe(load_subject(self._namespace), self._on_load)
         stack.push_async_callback(stop)
         await self._put_report()
@@ -98,7 +97,7 @@ class PlannerProcess:
         logger.info("planner %s of namespace %s: %s", node.instance_id, self._namespace, base.mode)
 
     async def drain(self) -> None:
-        """Begin no change; one under way ends before."""
+        """Begin no change; a role under way changes before, a worker starts or ends without us."""
         async with self._changing:
             await self._stop_planning()
 
@@ -107,8 +106,9 @@ class PlannerProcess:
         await self._stack.aclose()
 
     async def _stop_planning(self) -> None:
-        if self._planning is not None:
-            await cancel(self._planning)
+        await cancel(self._planning)
+        for _, task in list(self._counting.values()):
+            await cancel(task)
 
     # ---- the workers ----------------------------------------------------------------------
 
@@ -158,26 +158,38 @@ class PlannerProcess:
                 continue
             planner = self._planners.get(deployment)
             if planner is None:
-                planner = self._planners[deployment] = RolePlanner(self._live.current, block_size)
+                planner = self._planners[deployment] = Planner(self._live.current, block_size)
             planner.config = self._live.current
             planner.keep(instances)
             await self._decide(deployment, planner)
         await self._put_report()
 
-    async def _decide(self, deployment: Deployment, planner: RolePlanner) -> None:
+    async def _decide(self, deployment: Deployment, planner: Planner) -> None:
         try:
             num_tokens = await self._num_ticket_tokens(deployment)
         except (ServiceError, ProtocolError) as error:
             logger.warning("no plan for %s: its prefill queue: %s", deployment[0], error)
             return
-        reading = planner.decide(num_tokens, time.perf_counter())
+        change, _ = self._counting.get(deployment, (None, None))
+        reading = planner.decide(num_tokens, time.perf_counter(), change)
+        self._show(deployment, reading)
+        if reading.change is None:
+            return
+        if not self._acts:
+            logger.info("%s, advised only: %s", deployment[0], reading.sentence)
+        elif reading.change.kind == "role":
+            if await self._change(reading.change):
+                self._show(deployment, reading, has_changed=True)
+        else:
+            task = asyncio.create_task(self._change_count(deployment, reading, reading.change))
+            self._counting[deployment] = reading.change, task
+
+    def _show(self, deployment: Deployment, reading: Reading, *, has_changed: bool = False) -> None:
+        """Keep a reading for the record; one after whose change it is the last of them."""
         shown = self._shown.get(deployment)
         num_changes, last = (shown.num_changes, shown.last_change) if shown else (0, "")
-        if reading.change is not None and self._acts:
-            if await self._change(reading.change):
-                num_changes, last = num_changes + 1, reading.sentence
-        elif reading.change is not None:
-            logger.info("%s, advised only: %s", deployment[0], reading.sentence)
+        if has_changed:
+            num_changes, last = num_changes + 1, reading.sentence
         model, group = deployment
         self._shown[deployment] = PlannedModel(
             model=model,
@@ -210,6 +222,26 @@ class PlannerProcess:
                 logger.warning("%s does not become %s: %s", change.instance_id, change.role, error)
                 return False
             return True
+
+    async def _change_count(self, deployment: Deployment, reading: Reading, change: Change) -> None:
+        """Start or end a worker; a failure is in the log and in the readings that follow."""
+        error = ""
+        logger.info("%s: %s", deployment[0], reading.sentence)
+        try:
+            if change.kind == "start":
+                names = await self._executor.start(change.role, change.count)
+                logger.info("started: %s", names)
+            elif worker := self._workers().get(deployment, {}).get(change.instance_id):
+                await self._executor.stop(worker)
+                logger.info("%s has ended", change.instance_id)
+            self._show(deployment, reading, has_changed=True)
+        except TandemError as failure:
+            error = str(failure)
+            logger.warning("%s: %s failed: %s", deployment[0], change, error)
+        finally:
+            del self._counting[deployment]
+        if (planner := self._planners.get(deployment)) is not None:
+            planner.counts.ended(time.perf_counter(), error)
 
     async def _put_report(self) -> None:
         mode: Mode = "act" if self._acts else "advise"

@@ -1,14 +1,14 @@
 """The socket by which other commands of the same user reach a running `tandem serve`.
 
-A client sends one line, the name of a command. It gets a line of JSON for each thing done, the last
-one with `is_over`; a lost client ends nothing.
+A client sends one line, a command and its argument. It gets a line of JSON for each thing done, the
+last one with `is_over`; a lost client ends nothing.
 """
 
 import asyncio
 import contextlib
 import logging
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -21,10 +21,10 @@ from tandem.runtime.wire.decoding import json_decoder
 
 logger = logging.getLogger(__name__)
 
-ROLLOUT = b"rollout\n"
 _NAME = "control"
 
 Say = Callable[[str], None]
+Command = Callable[[Say, str], Awaitable[str]]  # with its argument; returns the last thing to say
 
 
 class Said(Message, frozen=True, tag=False):
@@ -39,13 +39,14 @@ _decode_said = json_decoder(Said)
 
 
 class Control:
-    """Serves the socket; `roll_out` is the only command, and one runs at a time."""
+    """Serves the socket; one command runs at a time."""
 
-    def __init__(self, roll_out: Callable[[Say], Awaitable[None]]) -> None:
+    def __init__(self, commands: Mapping[str, Command]) -> None:
         self.path = Path()  # once started
-        self._roll_out = roll_out
+        self._commands = commands
         self._server: asyncio.Server | None = None
         self._work: asyncio.Task[None] | None = None
+        self._what = ""  # the command of `_work`
 
     async def start(self) -> None:
         """Listen in a new private folder."""
@@ -64,13 +65,19 @@ class Control:
         def write(said: Said) -> None:
             writer.write(msgspec.json.encode(said) + b"\n")
 
+        def write_text(text: str) -> None:
+            write(Said(text))
+
         try:
-            if await reader.readline() != ROLLOUT:
+            line = (await reader.readline()).decode(errors="replace").strip()
+            name, _, argument = line.partition(" ")
+            if (work := self._commands.get(name)) is None:
                 write(Said("the command is not known", is_over=True, is_error=True))
             elif self._work is not None and not self._work.done():
-                write(Said("a rollout is under way", is_over=True, is_error=True))
+                write(Said(f"`{self._what}` is under way", is_over=True, is_error=True))
             else:
-                self._work = asyncio.create_task(self._run(write))
+                self._what = line
+                self._work = asyncio.create_task(self._run(work(write_text, argument), write))
                 await asyncio.wait([self._work])
             await writer.drain()
         except OSError:
@@ -78,28 +85,31 @@ class Control:
         finally:
             writer.close()
 
-    async def _run(self, write: Callable[[Said], None]) -> None:
+    async def _run(self, work: Awaitable[str], write: Callable[[Said], None]) -> None:
         try:
-            await self._roll_out(lambda text: write(Said(text)))
+            last = await work
         except TandemError as error:
             write(Said(error.message[:MAX_TEXT], is_over=True, is_error=True))
         else:
-            write(Said("every process is replaced", is_over=True))
+            write(Said(last, is_over=True))
 
 
-async def follow_rollout(path: Path, say: Say) -> None:
-    """Have the `tandem serve` of a socket replace its processes. Raise ServiceError if it can't."""
+async def command(path: Path, line: str, say: Say = lambda text: None) -> str:
+    """Have the `tandem serve` of a socket do something; return the last thing that it says.
+
+    Raise ServiceError if it can't.
+    """
     try:
         reader, writer = await asyncio.open_unix_connection(path)
     except OSError as error:
         raise ServiceError(f"no `tandem serve` answers at {path}: {error.strerror}") from error
     with contextlib.closing(writer):
-        writer.write(ROLLOUT)
-        while line := await reader.readline():
-            said = _decode_said(line)
+        writer.write(line.encode() + b"\n")
+        while answer := await reader.readline():
+            said = _decode_said(answer)
             if said.is_error:
                 raise ServiceError(said.text)
             say(said.text)
             if said.is_over:
-                return
-    raise ServiceError("`tandem serve` ended during the rollout")
+                return said.text
+    raise ServiceError(f"`tandem serve` ended during `{line}`")

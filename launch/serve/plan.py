@@ -87,14 +87,41 @@ def make_plan(
     """Place every instance. Raise ConfigError when a requested GPU is not there."""
     workers = _in_start_order(topology)
     free = _free_gpus(workers, _automatic_gpus(config, gpus))
-    configs = [config.with_defaults([*topology.settings, *spec.settings]) for spec, _ in workers]
-    widths = [1 if each.config.engine.emulate else each.config.engine.tp for each in configs]
+    widths = [_width(spec, topology, config) for spec, _ in workers]
     placements = _place(workers, widths, gpus, free)
     num_threads = _num_threads(placements, num_cores)
     roles = [_plan_worker(p, topology, config, num_threads) for p in placements]
     frontend = next(spec for spec in topology.roles if spec.role == "frontend")
     roles.append(plan_frontend(config.with_defaults([*topology.settings, *frontend.settings])))
     return LaunchPlan(tuple(roles), tuple(_notes(config, placements, free, num_cores)))
+
+
+def plan_one_more(
+    role: Role,
+    topology: Topology,
+    config: EffectiveConfig,
+    others: Sequence[RolePlan],
+    gpus: Sequence[GpuInfo],
+    num_cores: int,
+) -> RolePlan:
+    """Place one worker beside others. Raise ConfigError where too few GPUs have no worker."""
+    spec = next((each for each in topology.roles if each.role == role), RoleSpec(role, 0))
+    names = {each.name for each in others}
+    ordinal = next(each for each in itertools.count() if f"{role}-{each}" not in names)
+    automatic = [] if "cpu" in spec.gpus else _automatic_gpus(config, gpus)
+    taken = {gpu for each in others for gpu in each.gpus}
+    width = _width(spec, topology, config)
+    mine = tuple(gpu for gpu in automatic if gpu not in taken)[:width]
+    if automatic and len(mine) < width:
+        raise ConfigError(f"{_gpus(len(mine))} of {len(automatic)} left: one more needs {width}")
+    num_threads = max(1, num_cores // (len(others) + 1))
+    return _plan_worker(Placement(spec, ordinal, mine, 1), topology, config, num_threads)
+
+
+def _width(spec: RoleSpec, topology: Topology, config: EffectiveConfig) -> int:
+    """Return the GPUs that each worker of a role computes with."""
+    engine = config.with_defaults([*topology.settings, *spec.settings]).config.engine
+    return 1 if engine.emulate else engine.tp
 
 
 def plan_frontend(config: EffectiveConfig) -> RolePlan:

@@ -43,8 +43,11 @@ class Rollout:
         self._keep_alive_s = keep_alive_s
         self._say = say
 
-    async def run(self) -> None:
-        """Replace all. Raise ServiceError for a successor that does not serve; its elder stays."""
+    async def run(self) -> str:
+        """Replace all, and return that in words.
+
+        Raise ServiceError for a successor that does not serve; its elder stays.
+        """
         for child in self._children:
             elder = child.child
             if child.placement == "CPU" and child.kind != "planner":
@@ -52,12 +55,13 @@ class Rollout:
             else:
                 await self._after(child)
             self._say(f"{child.name}: pid {elder.pid} is replaced by {child.child.pid}")
+        return "every process is replaced"
 
     async def _beside(self, child: ManagedProcess) -> None:
         successor = await child.start_successor()
         is_adopted = False
         try:
-            await self._until_serving(child, successor)
+            await self.until_serving(child, successor)
             elder = child.adopt(successor)
             is_adopted = True
         finally:
@@ -73,7 +77,7 @@ class Rollout:
             while child.child is elder:
                 await asyncio.sleep(0.05)
         if child.kind != "planner":
-            await self._until_serving(child, child.child)
+            await self.until_serving(child, child.child)
 
     async def _end(self, child: ManagedProcess, elder: ChildProcess) -> None:
         """Let a process drain, and kill it when its time is up."""
@@ -94,22 +98,24 @@ class Rollout:
 
     # ---- a successor --------------------------------------------------------------------------
 
-    async def _until_serving(self, child: ManagedProcess, successor: ChildProcess) -> None:
-        """Wait until a successor is registered and has answered. Raise ServiceError if it fails."""
-        serving = asyncio.create_task(self._answers(child.kind, successor.pid))
-        ended = asyncio.create_task(successor.wait())
+    async def until_serving(self, child: ManagedProcess, process: ChildProcess) -> None:
+        """Wait until a process is registered and has answered. Raise ServiceError if it fails."""
+        serving = asyncio.create_task(self._answers(child.kind, process.pid))
+        ended = asyncio.create_task(process.wait())
         try:
             await asyncio.wait((serving, ended), return_when=asyncio.FIRST_COMPLETED)
             if not serving.done():
                 tail = log_tail(child.log_path)
                 how = describe_exit(ended.result())
                 raise ServiceError(
-                    f"the successor of {child.name} {how}; {child.log_path} ends:\n{tail}"
+                    f"the new process of {child.name} {how}; {child.log_path} ends:\n{tail}"
                 )
             serving.result()
         except TimeoutError:
             limit = f"{self._start_timeout_s:.0f} s"
-            raise ServiceError(f"the successor of {child.name} serves not after {limit}") from None
+            raise ServiceError(
+                f"the new process of {child.name} serves not after {limit}"
+            ) from None
         finally:
             await cancel(serving)
             await cancel(ended)

@@ -1,7 +1,8 @@
 """`tandem serve`: the roles of one topology as children of the supervisor."""
 
+import asyncio
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,16 +11,17 @@ import uvloop
 
 from tandem.config.model import EffectiveConfig
 from tandem.config.sources import Setting
-from tandem.config.topology import Topology, load_topology, workers_topology
+from tandem.config.topology import KEYS_OF_ROLES, Topology, load_topology, workers_topology
 from tandem.launch.run.options import LaunchOptions, ModelOptions
 from tandem.launch.run.roles import find_model
-from tandem.launch.serve.control import Control
+from tandem.launch.serve.control import Control, Say
 from tandem.launch.serve.known import until_known
-from tandem.launch.serve.plan import RolePlan, make_plan
+from tandem.launch.serve.plan import RolePlan, make_plan, plan_one_more
 from tandem.launch.serve.role_process import planner_process, role_process
 from tandem.launch.serve.rollout import Rollout
+from tandem.launch.supervise.managed_process import ManagedProcess
 from tandem.launch.supervise.supervisor import Supervisor, local_instance, local_pid, with_free_port
-from tandem.runtime.errors import ConfigError
+from tandem.runtime.errors import ConfigError, NotFoundError
 from tandem.runtime.local.devices import list_gpus, num_usable_cores
 from tandem.runtime.local.local_clusters import LocalCluster
 from tandem.runtime.process.http_server import listen
@@ -27,6 +29,7 @@ from tandem.runtime.process.reporter import Reporter
 from tandem.runtime.store.discovery import WatchView, instances_prefix
 from tandem.runtime.store.etcd import EtcdDiscovery
 from tandem.runtime.store.progress_report import ProgressReport, watch_progress
+from tandem.runtime.wire.cluster_messages import Role
 
 WORKERS_ON_A_CPU = 2
 WORKER_KINDS = ("worker", "decode", "prefill")
@@ -83,7 +86,10 @@ class ServeSupervisor(Supervisor):
         self.has_planner = False
         self._listener: socket.socket | None = None  # of the frontend and its successors
         self._instances: WatchView | None = None
-        self._control = Control(self._roll_out)
+        self._plans: dict[ManagedProcess, RolePlan] = {}  # of the workers
+        self._control = Control(
+            {"rollout": self._roll_out, "start": self._start_workers, "stop": self._stop_worker}
+        )
 
     async def _start_children(self, discovery: EtcdDiscovery) -> None:
         plan = make_plan(self._topology, self._config, list_gpus(), num_usable_cores())
@@ -94,9 +100,7 @@ class ServeSupervisor(Supervisor):
         for role in plan.roles:
             if role.role == "frontend":
                 role = self._with_listener(role)
-            await self._start_child(
-                role_process(role, self._run_dir, self._model, self._model_name)
-            )
+            await self._start_role(role)
         if self.has_planner:
             await self._start_child(planner_process(self._config, self._run_dir))
         names = ", ".join(child.name for child in self._children if child.kind in WORKER_KINDS)
@@ -119,14 +123,70 @@ class ServeSupervisor(Supervisor):
         own = Setting("frontend.listen_fd", self._listener.fileno(), "launcher")
         return replace(frontend, config=frontend.config.with_settings([own]))
 
-    async def _roll_out(self, say: Callable[[str], None]) -> None:
+    async def _start_role(self, role: RolePlan) -> ManagedProcess:
+        child = role_process(role, self._run_dir, self._model, self._model_name)
+        if role.role in WORKER_KINDS:
+            self._plans[child] = role
+        await self._start_child(child)
+        return child
+
+    # ---- commands -----------------------------------------------------------------------------
+
+    async def _roll_out(self, say: Say, _: str) -> str:
+        return await self._rollout(say).run()
+
+    async def _start_workers(self, say: Say, argument: str) -> str:
+        """Start more workers, as `both 2`, and return their names when they serve."""
+        role, _, count = argument.partition(" ")
+        if (key := dict[str, Role](KEYS_OF_ROLES).get(role)) is None or not count.isdigit():
+            raise ConfigError(f"start ROLE COUNT: not {argument!r}")
+        others = [plan for child, plan in self._plans.items() if child in self._children]
+        plans: list[RolePlan] = []
+        for _ in range(int(count)):
+            beside = [*others, *plans]
+            plans.append(
+                plan_one_more(
+                    key, self._topology, self._config, beside, list_gpus(), num_usable_cores()
+                )
+            )
+        names = ", ".join(plan.name for plan in plans)
+        self._report.note(f"{names}: asked for, starting")
+        starts = (self._start_one(plan, say) for plan in plans)
+        for outcome in await asyncio.gather(*starts, return_exceptions=True):
+            if outcome is not None:
+                raise outcome
+        return names
+
+    async def _start_one(self, plan: RolePlan, say: Say) -> None:
+        """Start a worker and keep it up once it serves; else end it."""
+        child = await self._start_role(plan)
+        is_serving = False
+        try:
+            await self._rollout(say).until_serving(child, child.child)
+            is_serving = True
+        finally:
+            if not is_serving:
+                child.kill()
+                self._children.remove(child)
+        self._keep_up(child)
+
+    async def _stop_worker(self, say: Say, pid: str) -> str:
+        """Let the worker with a process id drain, and return its name when it has ended."""
+        found = [each for each in self._plans if str(each.pid) == pid]
+        if not found:
+            raise NotFoundError(f"no worker of this `tandem serve` has the process id {pid}")
+        await self._let_go(found[0])
+        self._report.done(f"{found[0].name} has ended, as asked for")
+        return found[0].name
+
+    def _rollout(self, say: Say) -> Rollout:
         assert self._instances is not None, "the control socket is there once all are ready"
 
         def note(text: str) -> None:
             self._report.note(text)
             say(text)
 
-        rollout = Rollout(
+        return Rollout(
             self._children,
             self._instances,
             self._config.config.runtime,
@@ -134,7 +194,6 @@ class ServeSupervisor(Supervisor):
             self._frontend.keep_alive_s,
             note,
         )
-        await rollout.run()
 
     def _cluster(self) -> LocalCluster:
         return replace(super()._cluster(), control=str(self._control.path))

@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,6 +24,7 @@ from tandem.prefill.config import PrefillConfig
 from tandem.router.config import RouterConfig
 from tandem.router.policy import Router, RoutingDecision
 from tandem.router.predict import PlaceLoad
+from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.wire.block_hash import num_blocks_of
 from tandem.runtime.wire.cluster_messages import WorkerRole, role_names
 from tandem.worker.load_reports import INTERVAL_S, LONG_TOKENS, MIN_INTERVAL_S
@@ -69,21 +70,10 @@ class VirtualCluster:
         self._config = layout.config(setup.disagg)
         self._clock = VirtualClock()
         self._block_size = setup.figures.block_size
+        self._setup = setup
         self.workers = [
-            VirtualWorker(
-                f"{role}-{index}",
-                role,
-                setup.figures,
-                setup.handoff.first_guess(role),
-                self._clock,
-                self._on_token,
-            )
-            for index, role in enumerate(layout.roles)
+            self._new_worker(f"{role}-{index}", role) for index, role in enumerate(layout.roles)
         ]
-        for worker in self.workers:
-            worker.aim(self._config.itl_target_ms, self._config.ttft_target_ms)
-            if setup.device is not None:
-                worker.emulate(setup.device)
         self._decoders = {each.name: each for each in self.workers if each.role != "prefill"}
         self._handoffs = Handoffs(
             [each for each in self.workers if each.role != "decode"],
@@ -257,26 +247,55 @@ class VirtualCluster:
         elif self._send_next is not None:
             self._clock.after(0.0, self._send_next)
 
-    # ---- roles that change ----------------------------------------------------------------
+    # ---- roles that change, workers that come and go --------------------------------------
+
+    def _new_worker(self, name: str, role: WorkerRole) -> VirtualWorker:
+        setup = self._setup
+        worker = VirtualWorker(
+            name, role, setup.figures, setup.handoff.first_guess(role), self._clock, self._on_token
+        )
+        worker.aim(self._config.itl_target_ms, self._config.ttft_target_ms)
+        if setup.device is not None:
+            worker.emulate(setup.device)
+        return worker
+
+    def add(self, role: WorkerRole) -> None:
+        """Let one more worker serve from now on."""
+        worker = self._new_worker(f"{role}-{len(self.workers)}", role)
+        self.workers.append(worker)
+        self._change(worker, (), role_names(role))
+
+    def remove(self, worker: VirtualWorker) -> None:
+        """Let a worker take no more work; others resume the answers that its drain leaves."""
+        self._change(worker, role_names(worker.role), (), RuntimeConfig().drain_timeout_s)
 
     def change_role(self, worker: VirtualWorker, role: WorkerRole) -> None:
         """Give a worker another role, as `tandem role` does; work in hand has HANDOVER_S."""
         before, worker.role = role_names(worker.role), role
-        if "decode" in role_names(role) and "decode" not in before:
+        self._change(worker, before, role_names(role))
+
+    def _change(
+        self,
+        worker: VirtualWorker,
+        before: Collection[str],
+        after: Collection[str],
+        patience_s: float = HANDOVER_S,
+    ) -> None:
+        if "decode" in after and "decode" not in before:
             self._decoders[worker.name] = worker
             if len(self._decoders) > 1:
                 for each in self._decoders.values():
                     each.report_blocks_to(self._router.index)
-        if "prefill" in role_names(role) and "prefill" not in before:
+        if "prefill" in after and "prefill" not in before:
             self._handoffs.join(worker)
-        if "decode" in before and "decode" not in role_names(role):
+        if "decode" in before and "decode" not in after:
             del self._decoders[worker.name]
             worker.report_blocks_to(None)
             self._router.remove_instance(worker.name)
             hand_over = partial(self._hand_over, worker)
-            self._clock.after(HANDOVER_S, lambda: worker.post(hand_over))
-        if "prefill" in before and "prefill" not in role_names(role):
-            self._handoffs.leave(worker, HANDOVER_S)
+            self._clock.after(patience_s, lambda: worker.post(hand_over))
+        if "prefill" in before and "prefill" not in after:
+            self._handoffs.leave(worker, patience_s)
 
     def _hand_over(self, worker: VirtualWorker) -> None:
         """Let other workers resume the answers of one that generates no more."""

@@ -6,10 +6,9 @@ from typing import Any
 
 import yaml
 
+from tandem.config.topology import KEYS_OF_ROLES
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.runtime.wire.cluster_messages import WorkerRole
-
-ROLE_KEYS: Mapping[WorkerRole, str] = {"both": "worker", "decode": "decode", "prefill": "prefill"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class Layout:
             settings = {**settings, "disagg.policy": self.policy.value}
         roles: dict[str, dict[str, int]] = {"frontend": {"count": 1}}
         for role in dict.fromkeys(self.roles):
-            roles[ROLE_KEYS[role]] = {"count": self.roles.count(role)}
+            roles[KEYS_OF_ROLES[role]] = {"count": self.roles.count(role)}
         file: dict[str, Any] = {"description": f"{self.name}, by tandem plan", "roles": roles}
         if settings:
             file["config"] = dict(settings)

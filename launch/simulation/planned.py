@@ -1,6 +1,7 @@
-"""Every fixed split of alike workers beside a planner that moves roles, under a virtual clock.
+"""A planner beside every fixed split, or every fixed number, of workers, under a virtual clock.
 
 python -m tandem.launch.simulation.planned --load swinging --phase 60
+python -m tandem.launch.simulation.planned --load tides --max-workers 8
 """
 
 import random
@@ -14,7 +15,7 @@ from tandem.bench.report.console import say
 from tandem.bench.report.options import option, parse
 from tandem.config.planner import PlannerConfig
 from tandem.decode.config import DisaggConfig
-from tandem.launch.planner.planner import Change, RolePlanner
+from tandem.launch.planner.planner import Change, Planner
 from tandem.launch.simulation.arrivals import Arrivals, of_trace
 from tandem.launch.simulation.cluster import Setup, VirtualCluster
 from tandem.launch.simulation.layout import Layout, layouts_of
@@ -54,32 +55,72 @@ LOADS: dict[str, tuple[tuple[Kind, float, tuple[int, ...]], ...]] = {
     "swinging": ((PROMPTS, 1.0, (0,)), (ANSWERS, 1.0, (1,))),
     "prompts": ((PROMPTS, 1.0, (0, 1)),),
     "answers": ((ANSWERS, 1.0, (0, 1)),),
+    "tides": (
+        (PROMPTS, 0.5, (0,)),
+        (ANSWERS, 0.5, (0,)),
+        (PROMPTS, 0.1, (1,)),
+        (ANSWERS, 0.1, (1,)),
+    ),
     "mix": ((PROMPTS, 0.5, (0, 1)), (ANSWERS, 0.5, (0, 1))),
 }
 
 
 class PlannedCluster(VirtualCluster):
-    """Workers that begin in the roles of a layout; `moves` has each change and its second."""
+    """Workers that begin in the roles of a layout; `moves` has each change and its second.
 
-    def __init__(self, layout: Layout, setup: Setup, config: PlannerConfig) -> None:
+    One that starts serves after `start_s`. `worker_s` sums the seconds of all, starts included.
+    """
+
+    def __init__(
+        self, layout: Layout, setup: Setup, config: PlannerConfig, start_s: float = 30.0
+    ) -> None:
         super().__init__(layout, setup)
-        self.planner = RolePlanner(config, setup.figures.block_size)
+        self.planner = Planner(config, setup.figures.block_size)
         self.moves: list[tuple[float, Change]] = []
+        self.worker_s = 0.0
+        self._gone: set[str] = set()
+        self._start_s = start_s
         self._decides_at_s = config.interval_s
+        self._under_way: Change | None = None
+
+    @property
+    def _num_coming(self) -> int:
+        return self._under_way.count if self._under_way is not None else 0
 
     def _report(self) -> None:
         super()._report()
         now_s = self._clock.now_s
-        for worker in self.workers:
+        serving = [each for each in self.workers if each.name not in self._gone]
+        for worker in serving:
             self.planner.reported(worker.report(), now_s)
         if now_s < self._decides_at_s:
             return
-        self._decides_at_s = now_s + self.planner.config.interval_s
-        change = self.planner.decide(self._handoffs.num_ticket_tokens, now_s).change
-        if change is not None:
-            self.moves.append((now_s, change))
-            worker = next(each for each in self.workers if each.name == change.instance_id)
+        interval_s = self.planner.config.interval_s
+        self._decides_at_s = now_s + interval_s
+        self.worker_s += interval_s * (len(serving) + self._num_coming)
+        self.planner.keep(worker.name for worker in serving)
+        num_tokens = self._handoffs.num_ticket_tokens
+        change = self.planner.decide(num_tokens, now_s, self._under_way).change
+        if change is None:
+            return
+        self.moves.append((now_s, change))
+        if change.kind == "start":
+            self._under_way = change
+            self._clock.after(self._start_s, lambda: self._started(change))
+            return
+        worker = next(each for each in serving if each.name == change.instance_id)
+        if change.kind == "stop":
+            self._gone.add(worker.name)
+            self.remove(worker)
+            self.planner.counts.ended(now_s)
+        else:
             self.change_role(worker, change.role)
+
+    def _started(self, change: Change) -> None:
+        self._under_way = None
+        for _ in range(change.count):
+            self.add(change.role)
+        self.planner.counts.ended(self._clock.now_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +132,12 @@ class Options:
     rate: float = option(1.0, "of a load: times its own; of a trace: requests/s", least=0.01)
     seconds: float = option(120.0, "in which requests arrive", least=1)
     phase: float = option(60.0, "seconds of each kind, where the load swings", least=1)
-    split: tuple[str, ...] = option((), "fixed splits, as 3P 5D (default: all)")
+    split: tuple[str, ...] = option(
+        (), "fixed splits or numbers, as 3P 5D, 4 workers (default: all)"
+    )
     begin: str = option("", "split in which the planner begins (default: the middle one)")
+    max_workers: int = option(0, "most that the planner starts, of both roles; 0: it moves roles")
+    start: float = option(30.0, "seconds from a worker's start until it serves", least=0)
     targets: str = option("ttft:1000 tpot:20", "in ms, of each request; also in force for workers")
     seed: int = option(1, "of lengths and arrivals")
 
@@ -141,13 +186,23 @@ def setup_of(options: Options) -> Setup:
     return Setup(WORKER, disagg, PrefillConfig(), RouterConfig(), handoff, options.seed)
 
 
+def contenders(options: Options) -> dict[str, Layout]:
+    """Return the layouts beside the planner: the splits, or each number of workers."""
+    if not options.max_workers:
+        return {each.name: each for each in layouts_of(options.workers) if "P " in each.name}
+    return {
+        f"{count} workers": layouts_of(count)[-1] for count in range(1, options.max_workers + 1)
+    }
+
+
 def rows(options: Options, tell: Callable[[str], None]) -> Iterator[tuple[str, float, str]]:
     """Yield each contender, its share within the targets, and its moves in words."""
-    splits = {each.name: each for each in layouts_of(options.workers) if "P " in each.name}
-    begin = options.begin or f"{options.workers // 2}P {options.workers - options.workers // 2}D"
+    fixed, most = contenders(options), options.max_workers
+    middle = f"{options.workers // 2}P {options.workers - options.workers // 2}D"
+    begin = options.begin or (f"{options.workers} workers" if most else middle)
     for name in (*options.split, begin):
-        if name not in splits:
-            raise ConfigError(f"{name}: none of {', '.join(splits)}")
+        if name not in fixed:
+            raise ConfigError(f"{name}: none of {', '.join(fixed)}")
     arrivals, setup = arrivals_of(options), setup_of(options)
     tell(f"{options.load}: {len(arrivals)} requests")
 
@@ -155,12 +210,19 @@ def rows(options: Options, tell: Callable[[str], None]) -> Iterator[tuple[str, f
         records = cluster.replay(arrivals).records
         return sum(meets(record, options.slos) for record in records) / len(records)
 
-    planned = PlannedCluster(splits[begin], setup, PlannerConfig())
+    config = PlannerConfig(max_workers=most or None)
+    planned = PlannedCluster(fixed[begin], setup, config, options.start)
     share = share_of(planned)
-    moves = ", ".join(f"{change.role} at {at_s:.0f} s" for at_s, change in planned.moves)
-    yield f"planner, from {begin}", share, moves or "none"
-    for name in options.split or splits:
-        yield name, share_of(VirtualCluster(splits[name], setup)), ""
+    moves = [f"{_in_words(change)} at {at_s:.0f} s" for at_s, change in planned.moves]
+    if most:
+        moves.append(f"{planned.worker_s:.0f} worker-seconds")
+    yield f"planner, from {begin}", share, ", ".join(moves) or "none"
+    for name in options.split or fixed:
+        yield name, share_of(VirtualCluster(fixed[name], setup)), ""
+
+
+def _in_words(change: Change) -> str:
+    return {"role": change.role, "start": f"+{change.count}", "stop": "-1"}[change.kind]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -176,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
     planned, *fixed = found.values()
     if max(fixed) > 0:
-        print(f"planner / best fixed split: {planned / max(fixed):.2f}")
+        print(f"planner / best of the fixed ones: {planned / max(fixed):.2f}")
     return 0
 
 

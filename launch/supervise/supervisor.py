@@ -52,6 +52,8 @@ class Supervisor(ABC):
         self._run_dir = make_run_dir(options.run_dir)
         self._servers: list[LocalServer] = []
         self._children: list[ManagedProcess] = []
+        self._keepers: asyncio.TaskGroup | None = None  # while it serves
+        self._keeping: dict[ManagedProcess, asyncio.Task[None]] = {}
         self._stop = asyncio.Event()
         self._num_signals = 0
         self._discovery: EtcdDiscovery | None = None
@@ -205,15 +207,26 @@ class Supervisor(ABC):
 
     async def _keep_all(self) -> None:
         try:
-            async with asyncio.TaskGroup() as group:
+            async with asyncio.TaskGroup() as self._keepers:
                 for server in self._servers:
-                    group.create_task(self._keep(server))
+                    self._keepers.create_task(self._keep(server))
                 for child in self._children:
-                    group.create_task(self._keep(child))
-                    if self._options.is_verbose:
-                        group.create_task(self._follow(child))
+                    self._keep_up(child)
         except* ServiceError as failures:
             raise failures.exceptions[0] from None
+
+    def _keep_up(self, child: ManagedProcess) -> None:
+        """Restart a child from now on whenever it ends."""
+        assert self._keepers is not None, "it serves"
+        self._keeping[child] = self._keepers.create_task(self._keep(child))
+        if self._options.is_verbose:
+            self._keepers.create_task(self._follow(child))
+
+    async def _let_go(self, child: ManagedProcess) -> None:
+        """Let a child drain, and forget it when it has ended."""
+        await cancel(self._keeping.pop(child, None))
+        await child.stop(self._drain_limit_s, self._report.warn)
+        self._children.remove(child)
 
     async def _keep(self, process: ManagedProcess | LocalServer) -> None:
         """Restart a process whenever it ends. Raise ServiceError when it ends too often."""
@@ -236,7 +249,7 @@ class Supervisor(ABC):
 
     async def _follow(self, child: ManagedProcess) -> None:
         with child.log_path.open("r", errors="replace") as log:
-            while True:
+            while child in self._children:
                 for line in log:
                     self._report.note(f"{child.name}: {line.rstrip()}")
                 await asyncio.sleep(FOLLOW_INTERVAL_S)
@@ -255,8 +268,12 @@ class Supervisor(ABC):
 
     # ---- drain and stop -----------------------------------------------------------------------
 
+    @property
+    def _drain_limit_s(self) -> float:
+        return self._config.config.runtime.drain_timeout_s + KILL_AFTER_DRAIN_S
+
     async def _shutdown(self) -> None:
-        timeout_s = self._config.config.runtime.drain_timeout_s + KILL_AFTER_DRAIN_S
+        timeout_s = self._drain_limit_s
         if self._num_signals == 1:
             most = f"{in_words(timeout_s)} per role at most"
             self._report.working(f"draining, {most}; Ctrl-C again kills all processes")

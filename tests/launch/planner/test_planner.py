@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from tandem.config.planner import PlannerConfig
-from tandem.launch.planner.planner import MAX_SILENCE_S, Reading, RolePlanner
+from tandem.launch.planner.planner import MAX_SILENCE_S, Change, Planner, Reading
 from tandem.runtime.wire.cluster_messages import LoadReport, StepCosts, WorkerRole
 
 # A step of answers takes 5 ms and 50 us for each; a prompt token 0.1 ms; steps end within 20 ms.
@@ -40,16 +40,18 @@ class Fleet:
 
     def __init__(self, *reports: LoadReport, **config: object) -> None:
         self.reports = list(reports)
-        self.planner = RolePlanner(PlannerConfig.model_validate(config), BLOCK_SIZE)
+        self.planner = Planner(PlannerConfig.model_validate(config), BLOCK_SIZE)
         self.now_s = 0.0
 
-    def read(self, seconds: float = 20.0, tickets: int = 0) -> Reading:
+    def read(
+        self, seconds: float = 20.0, tickets: int = 0, under_way: Change | None = None
+    ) -> Reading:
         """Report four times a second for so long, and decide."""
         for _ in range(int(seconds * 4)):
             self.now_s += 0.25
             for each in self.reports:
                 self.planner.reported(each, self.now_s)
-        return self.planner.decide(tickets, self.now_s)
+        return self.planner.decide(tickets, self.now_s, under_way)
 
 
 def fleet(num_prefill: int, num_decode: int, *, prompt_tokens: int, num_decodes: int) -> Fleet:

@@ -10,17 +10,20 @@ import pytest
 
 from tandem.config.model import EffectiveConfig
 from tandem.launch.cluster.status import read_cluster
+from tandem.launch.planner.executors import Executor, LocalExecutor
 from tandem.launch.planner.process import PlannerProcess
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.bus.events import load_subject
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
+from tandem.runtime.errors import ServiceError
 from tandem.runtime.membership.node import Node
 from tandem.runtime.plane.server import Responder
 from tandem.runtime.store.discovery import config_key, register_instance, register_model
 from tandem.runtime.store.planner_report import PlannerReport, decode_report, planner_prefix
 from tandem.runtime.tasks import cancel
 from tandem.runtime.wire.cluster_messages import (
+    Instance,
     LoadReport,
     ModelCard,
     RoleChange,
@@ -81,7 +84,26 @@ class ReportingWorker:
         responder.send(encode(WorkerStatus(instance, "serving", self._load())))
 
 
-def effective_of(runtime: RuntimeConfig, mode: str = "advise") -> EffectiveConfig:
+class FakeExecutor:
+    """Notes what it is asked for. A start fails while `error` is set, and waits for `may_end`."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.error = ""
+        self.may_end = asyncio.Event()
+
+    async def start(self, role: WorkerRole, count: int) -> str:
+        self.asked.append(f"{role} {count}")
+        if self.error:
+            raise ServiceError(self.error)
+        await self.may_end.wait()
+        return "prefill-1"
+
+    async def stop(self, worker: Instance) -> None:
+        self.asked.append(worker.instance_id)
+
+
+def effective_of(runtime: RuntimeConfig, mode: str = "advise", *more_flags: str) -> EffectiveConfig:
     token = runtime.cluster_token
     flags = [f"--runtime.cluster_token={token.get_secret_value()}"] if token else []
     if runtime.metrics_port is not None:
@@ -93,12 +115,16 @@ def effective_of(runtime: RuntimeConfig, mode: str = "advise") -> EffectiveConfi
         f"--planner.mode={mode}",
         "--planner.interval_s=0.5",
         *flags,
+        *more_flags,
     )
 
 
 @asynccontextmanager
 async def planned(
-    runtime: RuntimeConfig, mode: str = "advise"
+    runtime: RuntimeConfig,
+    mode: str = "advise",
+    *flags: str,
+    executor: Executor | None = None,
 ) -> AsyncIterator[tuple[PlannerProcess, list[ReportingWorker]]]:
     """Run a planner beside one prefill worker with many prompts, and three idle decode workers.
 
@@ -109,7 +135,9 @@ async def planned(
         workers += [ReportingWorker(runtime, "decode", 90_000) for _ in range(3)]
         for worker in workers:
             await stack.enter_async_context(worker.serving())
-        planner = PlannerProcess(effective_of(runtime, mode))
+        planner = PlannerProcess(
+            effective_of(runtime, mode, *flags), executor or LocalExecutor(runtime)
+        )
         stack.push_async_callback(planner.stop)
         await planner.startup()
         yield planner, workers
@@ -143,7 +171,7 @@ async def test_by_default_it_only_says_what_it_would_do(runtime_config: RuntimeC
 
 async def test_its_probe_is_ready_while_it_plans(runtime_config: RuntimeConfig) -> None:
     at_a_port = runtime_config.model_copy(update={"metrics_port": 0})
-    planner = PlannerProcess(effective_of(at_a_port))
+    planner = PlannerProcess(effective_of(at_a_port), LocalExecutor(at_a_port))
     try:
         await planner.startup()
         async with httpx.AsyncClient(base_url=f"http://{planner.node.metrics_address}") as http:
@@ -183,9 +211,68 @@ async def test_it_moves_roles_once_it_may_and_explains_each_move(
         assert any(f"{each[:8]} to prefill" in lines[1] for each in moved)
 
 
+async def last_line(planner: PlannerProcess) -> str:
+    status = await read_cluster(planner._effective)
+    return status.planners[0].lines[-1]
+
+
+async def test_workers_start_once_no_role_helps_and_readings_go_on(
+    runtime_config: RuntimeConfig,
+) -> None:
+    executor = FakeExecutor()
+    async with planned(runtime_config, "act", "--planner.max_workers=5", executor=executor) as (
+        planner,
+        workers,
+    ):
+        await eventually(lambda: bool(executor.asked))
+        assert executor.asked == ["prefill 1"]
+        assert sum(worker.role == "prefill" for worker in workers) == 3
+
+        async def is_read() -> bool:
+            status = await read_cluster(planner._effective)
+            return status.planners[0].lines[0].endswith("under way: start of 1, role prefill")
+
+        await eventually(is_read)
+        executor.may_end.set()
+
+        async def is_told() -> bool:
+            line = await last_line(planner)
+            return line.startswith("  last of 3 changes: ") and "5 workers would be" in line
+
+        await eventually(is_told)
+    assert not planner._counting
+
+
+async def test_a_start_that_fails_is_told_and_not_repeated_at_once(
+    runtime_config: RuntimeConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = FakeExecutor()
+    executor.error = "no GPU is left"
+    async with planned(runtime_config, "act", "--planner.max_workers=5", executor=executor) as (
+        planner,
+        _,
+    ):
+
+        async def is_told() -> bool:
+            status = await read_cluster(planner._effective)
+            return status.planners[0].lines[0].endswith("the last change failed: no GPU is left")
+
+        await eventually(is_told)
+        assert executor.asked == ["prefill 1"]
+        assert "m: start of 1, role prefill failed: no GPU is left" in caplog.text
+
+
+async def test_without_a_supervisor_here_a_start_fails_in_a_sentence(
+    runtime_config: RuntimeConfig,
+) -> None:
+    with pytest.raises(ServiceError, match="no `tandem serve` here runs this cluster"):
+        await LocalExecutor(runtime_config).start("both", 1)
+
+
 async def test_of_two_planners_one_acts(runtime_config: RuntimeConfig) -> None:
     async with planned(runtime_config, "act") as (planner, _):
-        second = PlannerProcess(effective_of(runtime_config, "act"))
+        effective = effective_of(runtime_config, "act")
+        second = PlannerProcess(effective, LocalExecutor(runtime_config))
         try:
             await second.startup()
             both = (planner, second)

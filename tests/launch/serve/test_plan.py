@@ -5,9 +5,10 @@ from pydantic import SecretStr
 
 from tandem.config.model import load_config
 from tandem.config.topology import load_topology, parse_topology
-from tandem.launch.serve.plan import LaunchPlan, make_plan
+from tandem.launch.serve.plan import LaunchPlan, RolePlan, make_plan, plan_one_more
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.local.devices import GpuInfo
+from tandem.runtime.wire.cluster_messages import Role
 from tests.config.configs import config_of
 
 GPUS = [GpuInfo(i, f"GPU model {i}", 80 << 30, str(i + 4)) for i in range(4)]
@@ -165,3 +166,27 @@ def test_a_secret_travels_in_the_environment_and_not_in_a_file() -> None:
     assert not environment.keys() & {"TANDEM_ENGINE__THREADS", "NATS_SERVER"}
     assert "hush" not in str(role.config_sections())
     assert role.config.config.runtime.cluster_token == SecretStr("hush")
+
+
+def one_more(
+    role: Role, topology: str, num_gpus: int = 0, flags: list[str] | None = None
+) -> RolePlan:
+    others = plan_for(topology, num_gpus=num_gpus, flags=flags).roles[:-1]
+    config = config_of(*flags or [])
+    return plan_one_more(role, load_topology(topology), config, others, GPUS[:num_gpus], 12)
+
+
+def test_one_more_worker_has_the_settings_of_its_role_and_the_next_name() -> None:
+    plan = one_more("decode", "aggregated")
+    assert (plan.name, plan.role, plan.device) == ("decode-1", "decode", None)
+    assert plan.config.config.disagg.policy == "always_local"
+    assert plan.config.config.engine.threads == 6
+    assert one_more("worker", "aggregated").name == "worker-0"  # of a role that nothing had
+
+
+def test_one_more_worker_gets_the_gpu_that_is_left_or_none() -> None:
+    plan = one_more("prefill", "disagg-1p1d", num_gpus=3)
+    assert plan.device == GPUS[2] and plan.variables["CUDA_VISIBLE_DEVICES"] == "6"
+    with pytest.raises(ConfigError, match="each of 2 GPUs has a worker"):
+        one_more("prefill", "disagg-1p1d", num_gpus=2)
+    assert one_more("prefill", "disagg-1p1d", 2, ["--engine.device=cpu"]).device is None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.launch.serve.control import Control, Say, follow_rollout
+from tandem.launch.serve.control import Control, Say, command
 from tandem.launch.serve.rollout import Rollout
 from tandem.launch.supervise.managed_process import ManagedProcess
 from tandem.runtime.config import RuntimeConfig
@@ -26,34 +26,38 @@ async def serving(control: Control) -> AsyncIterator[Path]:
 
 
 async def test_a_client_gets_every_line_and_the_folder_is_gone_at_the_end() -> None:
-    async def roll_out(say: Say) -> None:
+    async def roll_out(say: Say, argument: str) -> str:
         say("one")
-        say("two")
+        say(argument)
+        return "three"
 
     said: list[str] = []
-    async with serving(Control(roll_out)) as path:
+    async with serving(Control({"rollout": roll_out})) as path:
         assert path.parent.stat().st_mode & 0o777 == 0o700
-        await follow_rollout(path, said.append)
-    assert said == ["one", "two", "every process is replaced"]
+        assert await command(path, "rollout two words", said.append) == "three"
+        with pytest.raises(ServiceError, match="the command is not known"):
+            await command(path, "roll out")
+    assert said == ["one", "two words", "three"]
     assert not path.parent.exists()
     with pytest.raises(ServiceError, match="no `tandem serve` answers"):
-        await follow_rollout(path, said.append)
+        await command(path, "rollout")
 
 
-async def test_one_rollout_runs_at_a_time_and_a_lost_client_does_not_end_it() -> None:
+async def test_one_command_runs_at_a_time_and_a_lost_client_does_not_end_it() -> None:
     begun, may_end = asyncio.Event(), asyncio.Event()
     ended = asyncio.Event()
 
-    async def roll_out(_: Say) -> None:
+    async def roll_out(_: Say, argument: str) -> str:
         begun.set()
         await may_end.wait()
         ended.set()
+        return "over"
 
-    async with serving(Control(roll_out)) as path:
-        first = asyncio.create_task(follow_rollout(path, print))
+    async with serving(Control({"rollout": roll_out})) as path:
+        first = asyncio.create_task(command(path, "rollout"))
         await begun.wait()
-        with pytest.raises(ServiceError, match="a rollout is under way"):
-            await follow_rollout(path, print)
+        with pytest.raises(ServiceError, match="`rollout` is under way"):
+            await command(path, "rollout")
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
         may_end.set()
@@ -63,14 +67,15 @@ async def test_one_rollout_runs_at_a_time_and_a_lost_client_does_not_end_it() ->
 async def test_the_end_of_the_server_is_an_error_of_its_client() -> None:
     begun = asyncio.Event()
 
-    async def roll_out(_: Say) -> None:
+    async def roll_out(_: Say, argument: str) -> str:
         begun.set()
         await asyncio.Event().wait()
+        return "over"
 
-    async with serving(Control(roll_out)) as path:
-        client = asyncio.create_task(follow_rollout(path, print))
+    async with serving(Control({"rollout": roll_out})) as path:
+        client = asyncio.create_task(command(path, "rollout"))
         await begun.wait()
-    with pytest.raises(ServiceError, match="ended during the rollout"):
+    with pytest.raises(ServiceError, match="ended during `rollout`"):
         await asyncio.wait_for(client, 60)
 
 
@@ -82,8 +87,8 @@ async def test_a_successor_that_ends_leaves_its_elder_alone(tmp_path: Path) -> N
         "first.touch()\n"
         "time.sleep(600)\n"
     )
-    command = [sys.executable, "-c", program, str(tmp_path / "first")]
-    child = ManagedProcess("worker-0", "worker", command, {}, tmp_path, placement="CPU")
+    words = [sys.executable, "-c", program, str(tmp_path / "first")]
+    child = ManagedProcess("worker-0", "worker", words, {}, tmp_path, placement="CPU")
     await child.start()
     try:
         async with asyncio.timeout(60):

@@ -1,0 +1,87 @@
+"""`tandem serve --planner act`: workers that start under load and end after it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.e2e.serving import serving
+from tests.e2e.test_rollout import pids, tandem
+
+EMULATED = "h100/llama-3.1-70b"  # a prompt of 1,500 tokens takes 0.15 s there, and no core
+CALLERS = 40
+BODY = {"model": "llama-3.1-70b", "max_tokens": 4, "ignore_eos": True}
+
+
+class Load:
+    """Callers that ask one after another, each with a prompt that no worker has cached."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.num_right = 0
+        self.wrong: list[str] = []
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        may_end = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            for caller in range(CALLERS):
+                group.create_task(self._call(caller, may_end))
+            yield
+            may_end.set()
+
+    async def _call(self, caller: int, may_end: asyncio.Event) -> None:
+        async with aiohttp.ClientSession() as http:
+            number = 0
+            while not may_end.is_set():
+                number += 1
+                prompt = [3 + caller, 3 + number % 900, *range(3, 1500)]
+                answer = await http.post(
+                    f"{self._url}/v1/completions", json=BODY | {"prompt": prompt}
+                )
+                text = await answer.text()
+                if answer.status == 200 and json.loads(text)["usage"]["completion_tokens"] == 4:
+                    self.num_right += 1
+                else:
+                    self.wrong.append(text)
+
+
+async def until_told(folder: Path, sentence: str) -> None:
+    """Wait until `tandem status` has a sentence."""
+    async with asyncio.timeout(60):
+        while sentence not in (await tandem(folder, "status"))[1]:
+            await asyncio.sleep(0.5)
+
+
+async def until_counted(folder: Path, count: int) -> None:
+    """Wait until so many processes serve: workers, and one frontend."""
+    async with asyncio.timeout(180):
+        while len(await pids(folder)) != count + 1:
+            await asyncio.sleep(0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_workers_start_under_load_and_end_after_it(tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text("roles: {frontend: {count: 1}, worker: {count: 1}}\n")
+    flags = ("--emulate", EMULATED, "--planner", "act", "--planner.max_workers=2")
+    async with serving(str(tmp_path / "one.yaml"), tmp_path, *flags) as url:
+        before = await pids(tmp_path)
+        load = Load(url)
+        async with load.running():
+            await until_counted(tmp_path, 2)
+            await until_told(tmp_path, "last of 1 changes: 1 workers of both roles are")
+        await until_counted(tmp_path, 1)
+        assert (load.wrong, load.num_right > 0) == ([], True)
+        await until_told(tmp_path, "last of 2 changes: 2 workers of both roles are")
+        lines = (tmp_path / "serve.log").read_text()
+        assert "worker-1: asked for, starting" in lines and " has ended, as asked for" in lines
+        assert "starting it again" not in lines
+        assert len(before & await pids(tmp_path)) >= 1  # the frontend
+        async with load.running():
+            await asyncio.sleep(1)
+        assert load.wrong == []
