@@ -37,6 +37,8 @@ class Shared(Struct, gc=False):
         self.num_workers += after.num_workers - before.num_workers
         self.num_answers += after.num_answers - before.num_answers
         self.context += after.context - before.context
+        if (after.whole_rate, after.rated_at_s) == (before.whole_rate, before.rated_at_s):
+            return  # no prompt has come in between
         at_s = max(self.rated_at_s, after.rated_at_s)
         rate, whole_rate = self.rates_at(at_s)
         new_rate, new_whole_rate = after.rates_at(at_s)

@@ -154,7 +154,8 @@ class LoadTable:
                 self._shared.replace(before, load.shared)
             rows.append(load.row)
             values.append(_columns_of(load))
-        self._columns[:, rows] = np.array(values).T  # at once: numpy takes long for each call
+        # At once, as numpy takes long for each call; it takes longer yet to find a type itself.
+        self._columns[:, rows] = np.array(values, np.float64).T
         self._changed.clear()
 
 
