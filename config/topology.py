@@ -1,5 +1,6 @@
 """Topology files: the roles of one machine, their counts, GPUs and config overrides."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -10,15 +11,11 @@ from tandem.config.model import find_field
 from tandem.config.sources import Setting, entries, is_empty, plain_value, read_yaml
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.process.names import did_you_mean
-from tandem.runtime.wire.cluster_messages import Role, WorkerRole
+from tandem.runtime.wire.cluster_messages import Role
 
 TOPOLOGIES = Path(__file__).with_name("topologies")
 ROLES: tuple[str, ...] = get_args(Role)
-KEYS_OF_ROLES: dict[WorkerRole, Role] = {
-    "both": "worker",
-    "decode": "decode",
-    "prefill": "prefill",
-}
+KEYS_OF_ROLES: Mapping[str, Role] = {"both": "worker", "decode": "decode", "prefill": "prefill"}
 ROLE_KEYS = ("count", "gpu", "config")
 TOP_KEYS = ("description", "roles", "config")
 MAX_COUNT = 64

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import time
 from collections import defaultdict
+from typing import Any
 
 import msgspec
 
@@ -20,6 +21,8 @@ from tandem.runtime.membership.node import Node
 from tandem.runtime.process.lifecycle import Lifecycle
 from tandem.runtime.process.logs import setup_logging
 from tandem.runtime.store.discovery import (
+    TypedView,
+    WatchView,
     config_prefix,
     watch_instances,
     watch_models,
@@ -84,7 +87,8 @@ class PlannerProcess:
         ]
         self._cards = watch_models(discovery, self._namespace)
         self._others = watch_planners(discovery, self._namespace)
-        for view in (config, *self._instances, self._cards, self._others):
+        views: list[WatchView | TypedView[Any]] = [config, *self._instances]
+        for view in (*views, self._cards, self._others):
             stack.push_async_callback(view.close)
             await view.ready()
         base = self._effective.config.planner

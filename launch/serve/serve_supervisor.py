@@ -29,7 +29,6 @@ from tandem.runtime.process.reporter import Reporter
 from tandem.runtime.store.discovery import WatchView, instances_prefix
 from tandem.runtime.store.etcd import EtcdDiscovery
 from tandem.runtime.store.progress_report import ProgressReport, watch_progress
-from tandem.runtime.wire.cluster_messages import Role
 
 WORKERS_ON_A_CPU = 2
 WORKER_KINDS = ("worker", "decode", "prefill")
@@ -138,7 +137,7 @@ class ServeSupervisor(Supervisor):
     async def _start_workers(self, say: Say, argument: str) -> str:
         """Start more workers, as `both 2`, and return their names when they serve."""
         role, _, count = argument.partition(" ")
-        if (key := dict[str, Role](KEYS_OF_ROLES).get(role)) is None or not count.isdigit():
+        if (key := KEYS_OF_ROLES.get(role)) is None or not count.isdigit():
             raise ConfigError(f"start ROLE COUNT: not {argument!r}")
         others = [plan for child, plan in self._plans.items() if child in self._children]
         plans: list[RolePlan] = []

@@ -1,5 +1,6 @@
 """Roles that change under load, by hand and by the planner."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -54,6 +55,37 @@ def test_no_token_is_lost_or_repeated_while_roles_change(name: str, policy: Poli
     cluster = VirtualCluster(layout(name, 4), setup)
     counts = run_with_changes(cluster, steady(), *changes)
     assert counts == [60] * 120
+
+
+@pytest.mark.parametrize("name", ["2P 2D", "workers"])
+def test_no_token_is_lost_or_repeated_while_workers_come_and_go(name: str) -> None:
+    cluster = VirtualCluster(layout(name, 4), setup_of())
+    last: WorkerRole = "both" if name == "workers" else "decode"
+    cluster._clock.at(2.0, lambda: cluster.add(last))
+    cluster._clock.at(3.0, lambda: cluster.remove(cluster.workers[3]))
+    cluster._clock.at(6.0, lambda: cluster.remove(cluster.workers[2]))
+    assert run_with_changes(cluster, steady()) == [60] * 120
+    assert len(cluster.workers) == 5
+
+
+def test_the_planner_starts_workers_for_a_load_and_ends_them_after_it() -> None:
+    busy = load_of(request_rate=30.0, num_requests=900, input_tokens=600, output_tokens=20)
+    quiet = load_of(request_rate=0.5, num_requests=60, input_tokens=600, output_tokens=20)
+    arrivals = list(busy.arrivals())
+    end_s = arrivals[-1][1]
+    arrivals += [
+        (replace(request, index=1000 + request.index), end_s + at_s)
+        for request, at_s in quiet.arrivals()
+    ]
+    config = PlannerConfig(max_workers=4)
+    planned = PlannedCluster(layout("workers", 1), setup_of(), config, start_s=5.0)
+    records = planned.replay(arrivals).records
+    assert all(not record.unfinished for record in records)
+    kinds = [change.kind for _, change in planned.moves]
+    assert kinds[0] == "start" and kinds[-1] == "stop"
+    most = 1 + sum(change.count for _, change in planned.moves if change.kind == "start")
+    assert 2 <= most <= 4
+    assert kinds.count("stop") == most - 1
 
 
 def test_an_answer_that_moves_waits_for_its_tokens_to_be_computed_anew() -> None:
