@@ -20,7 +20,8 @@ from tandem.bench.report.figures import Figure, at_most
 from tandem.bench.report.options import option, parse
 from tandem.bench.report.program import run_program
 from tandem.router.config import RouterConfig
-from tandem.router.policy import Router, RoutingDecision
+from tandem.router.decision import RoutingDecision
+from tandem.router.policy import Router
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.wire.cluster_messages import KvEvent, LoadReport, StepCosts
 

@@ -13,7 +13,7 @@ from tandem.frontend.access.limits import Header
 from tandem.frontend.catalog.catalog import ServedModel
 from tandem.frontend.generation.deps import FrontendDeps
 from tandem.frontend.http.exchange import header_value
-from tandem.router.policy import RoutingDecision
+from tandem.router.decision import RoutingDecision
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import (
     ConnectionLostError,

@@ -17,7 +17,7 @@ from tandem.frontend.http.api import Work
 from tandem.frontend.http.exchange import Exchange, header_value
 from tandem.frontend.parsers.plain import PlainParser
 from tandem.frontend.telemetry.request_log import AnswerSummary, TokenCounts
-from tandem.router.policy import RoutingDecision
+from tandem.router.decision import RoutingDecision
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import (
     ConnectionLostError,

@@ -22,7 +22,8 @@ from tandem.launch.simulation.worker import (
 )
 from tandem.prefill.config import PrefillConfig
 from tandem.router.config import RouterConfig
-from tandem.router.policy import Router, RoutingDecision
+from tandem.router.decision import RoutingDecision
+from tandem.router.policy import Router
 from tandem.router.predict import PlaceLoad
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.wire.block_hash import num_blocks_of

@@ -3,8 +3,10 @@
 import logging
 from contextlib import AsyncExitStack
 
+from tandem.router.by_cost import MARGIN
 from tandem.router.config import RouterConfig
-from tandem.router.policy import MARGIN, Router, RoutingDecision
+from tandem.router.decision import RoutingDecision
+from tandem.router.policy import Router
 from tandem.runtime.bus.events import Events, load_subject
 from tandem.runtime.errors import ProtocolError, TandemError, UnavailableError
 from tandem.runtime.wire.cluster_messages import LoadReport

@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from tandem.router.by_cost import MARGIN
 from tandem.router.config import RouterConfig
+from tandem.router.decision import RoutingDecision
 from tandem.router.load_table import LoadTable
-from tandem.router.policy import MARGIN, Router, RoutingDecision
+from tandem.router.policy import Router
 from tandem.router.predict import MAX_SLOWNESS, SHARE_TRIED, SURE_SHARE, PlaceLoad, predict
 from tandem.runtime.wire.cluster_messages import KvEvent, LoadReport, StepCosts, WorkerRole
 

@@ -1,11 +1,13 @@
 import random
 from collections import Counter
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from tandem.router.config import RouterConfig
-from tandem.router.policy import Compared, Router, RoutingDecision
+from tandem.router.decision import Compared, RoutingDecision
+from tandem.router.policy import POLICIES, Router
 from tandem.runtime.wire.cluster_messages import KvEvent, LoadReport
 from tandem.runtime.wire.messages import MAX_ROUTED
 
@@ -213,3 +215,8 @@ def test_of_many_instances_that_were_compared_a_request_names_the_cheapest() -> 
     assert routed is not None and RoutingDecision("1", 0, "", compared=routed).routed is routed
     assert routed.instance_ids == [str(number) for number in range(39, 39 - MAX_ROUTED, -1)]
     assert routed.costs_s == pytest.approx([(1 + at) / 10 for at in range(MAX_ROUTED)])
+
+
+def test_each_policy_of_the_config_is_one_of_the_router() -> None:
+    names = get_args(RouterConfig.model_fields["policy"].annotation)
+    assert set(names) == set(POLICIES)
