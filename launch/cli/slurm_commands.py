@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tandem.config.session import Session
+from tandem.launch.cli.operate import Mode
 from tandem.launch.cli.options import CONFIG_HELP, file_session, shares, with_engine
 from tandem.launch.run.options import ModelOptions
 from tandem.runtime.wire.cluster_messages import WorkerRole
@@ -201,6 +202,31 @@ def scale(
 
     with Reporter() as reporter:
         run(place.load(), workers, reporter, timeout_s)
+
+
+@slurm_app.command(epilog="Example: tandem slurm planner --min-workers 2 --max-workers 6")
+@shares(place=Place)
+def planner(
+    place: Place,
+    max_workers: Annotated[int, typer.Option(min=1, max=512, help="Most, spare ones included.")],
+    min_workers: Annotated[int, typer.Option(min=1, max=512, help="Fewest, likewise.")] = 1,
+    mode: Annotated[Mode, typer.Option(help="advise: change nothing; act: do it.")] = "act",
+    timeout_s: Timeout = 600,
+) -> None:
+    """Let the number of workers follow the load, by what scale does, until Ctrl-C."""
+    import uvloop
+
+    from tandem.config.sources import Setting
+    from tandem.launch.planner.process import run_planner
+    from tandem.launch.slurm.operate import SlurmExecutor
+    from tandem.runtime.process.reporter import Reporter
+
+    deployment = place.load()
+    values = {"mode": mode, "min_workers": min_workers, "max_workers": max_workers}
+    own = [Setting(f"planner.{key}", value, "option") for key, value in values.items()]
+    with Reporter() as reporter:
+        executor = SlurmExecutor(deployment, reporter, timeout_s)
+        uvloop.run(run_planner(deployment.effective().with_settings(own), executor))
 
 
 @slurm_app.command(epilog="Example: tandem slurm roll")

@@ -45,11 +45,14 @@ _refusals = RefusalLog(logger, "a load report")
 Deployment = tuple[str, str]  # of a model: its name, and the id of alike workers
 
 
-async def run_planner(effective: EffectiveConfig) -> None:
-    """Plan until a signal ends the process. Raise ServiceError without NATS and etcd."""
+async def run_planner(effective: EffectiveConfig, executor: Executor | None = None) -> None:
+    """Plan until a signal ends the process. Raise ServiceError without NATS and etcd.
+
+    Without an executor the `tandem serve` of this machine starts and ends workers.
+    """
     runtime = effective.config.runtime
     setup_logging(runtime.log_level, "planner", format=runtime.log_format)
-    planner = PlannerProcess(effective, LocalExecutor(runtime))
+    planner = PlannerProcess(effective, executor or LocalExecutor(runtime))
     lifecycle = Lifecycle(drain_timeout_s=runtime.drain_timeout_s)
     await lifecycle.run(startup=planner.startup, drain=planner.drain, stop=planner.stop)
 

@@ -1,5 +1,6 @@
 """`tandem slurm`: up, status, logs, scale, roll and down, over the jobs of one deployment."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -7,13 +8,14 @@ from functools import partial
 from rich.table import Table
 
 from tandem.config.model import EffectiveConfig
-from tandem.launch.slurm.deployment import Deployment, write_folder
+from tandem.launch.slurm.deployment import Deployment, read_deployment, write_folder
 from tandem.launch.slurm.members import POLL_S, Members
 from tandem.launch.slurm.scripts import SERVICE, WORKER, render
 from tandem.launch.supervise.slurm_commands import Job, cancel, let_leave, submit
 from tandem.runtime.errors import ConfigError, NotFoundError, ServiceError
 from tandem.runtime.local.child_process import log_tail
 from tandem.runtime.process.reporter import Reporter, wide_console
+from tandem.runtime.wire.cluster_messages import Instance, WorkerRole
 
 ROOM_PATIENCE_S = 10.0  # a successor waits so long for a free node; then the elder makes room
 
@@ -99,6 +101,31 @@ def scale(deployment: Deployment, count: int, reporter: Reporter, timeout_s: flo
         members.release(chosen)
     reporter.done(f"{len(members.worker_jobs())} workers, {deployment.num_spare} of them spare")
     return deployment
+
+
+class SlurmExecutor:
+    """Starts and ends workers of a deployment for its planner."""
+
+    def __init__(self, deployment: Deployment, reporter: Reporter, timeout_s: float) -> None:
+        self._folder, self._reporter, self._timeout_s = deployment.path, reporter, timeout_s
+
+    async def start(self, role: WorkerRole, count: int) -> str:
+        """Submit workers and return once they serve. Those that do not are taken back."""
+        try:
+            await self._scale(count)
+        except ServiceError:
+            await self._scale(-count)
+            raise
+        return f"{count} workers"
+
+    async def stop(self, worker: Instance) -> None:
+        """End the worker that is the least loaded by now."""
+        await self._scale(-1)
+
+    async def _scale(self, num_more: int) -> None:
+        deployment = read_deployment(self._folder)  # which other commands change too
+        count = deployment.num_workers + num_more
+        await asyncio.to_thread(scale, deployment, count, self._reporter, self._timeout_s)
 
 
 def roll(deployment: Deployment, reporter: Reporter, timeout_s: float) -> None:

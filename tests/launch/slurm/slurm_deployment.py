@@ -5,10 +5,11 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+from tandem.runtime.local.child_process import ChildProcess
 from tests.certificates import Authority
 from tests.e2e.cluster import write_sensitive_model
 from tests.launch.slurm.slurm_cluster import SlurmCluster, processes_of
@@ -39,6 +40,19 @@ class Tandem:
 
     async def command(self, *words: str) -> "subprocess.CompletedProcess[str]":
         return await asyncio.to_thread(self.run, *words)
+
+    @asynccontextmanager
+    async def running(self, *words: str) -> AsyncIterator[None]:
+        """Run `tandem slurm ...` meanwhile, which a signal ends."""
+        command = [sys.executable, "-P", "-m", "tandem.launch", "slurm", *words]
+        command += ["--state-dir", str(self.state)]
+        environment = self.slurm.environment | {"OMP_NUM_THREADS": "1"}
+        log = self.state / "logs" / f"{words[0]}.log"
+        process = await ChildProcess.start(command, log, env=environment)
+        try:
+            yield
+        finally:
+            assert await process.stop(60), process.log_tail()
 
     def services(self) -> dict[str, str]:
         try:

@@ -77,6 +77,17 @@ async def test_scaling_up_and_a_roll_of_four_and_scaling_down_fail_no_request(
     record.judge("scale 4, 2")
 
 
+async def test_a_planner_scales_between_its_bounds_and_fails_no_request(
+    tandem: Tandem, load: StreamLoad
+) -> None:
+    async with load.running() as record:
+        async with tandem.running("planner", "--min-workers", "3", "--max-workers", "3"):
+            await tandem.until_serving(3)
+        async with tandem.running("planner", "--max-workers", "2"):
+            await eventually(lambda: len(tandem.jobs()) == 2, timeout_s=120, pause_s=0.5)
+    record.judge("planner 2, 3, 2")
+
+
 async def test_at_its_time_limit_a_worker_leaves_and_another_comes(
     tandem: Tandem, load: StreamLoad
 ) -> None:
