@@ -7,8 +7,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+import psutil
 import pytest
 
+from tandem.launch.serve.control import command
+from tandem.runtime.errors import ServiceError
 from tests.e2e.serving import serving
 from tests.e2e.test_rollout import pids, tandem
 
@@ -85,3 +88,40 @@ async def test_workers_start_under_load_and_end_after_it(tmp_path: Path) -> None
         async with load.running():
             await asyncio.sleep(1)
         assert load.wrong == []
+
+
+def control_of(folder: Path) -> Path:
+    """Return the control socket of the only cluster that is announced in a folder."""
+    [record] = (folder / "state").rglob("clusters/*.json")
+    return Path(json.loads(record.read_text())["control"])
+
+
+async def process_of(config: Path) -> psutil.Process:
+    """Return the process that runs with a config file, once there is one."""
+    async with asyncio.timeout(60):
+        while True:
+            for process in psutil.process_iter(["cmdline"]):
+                if str(config) in (process.info["cmdline"] or ()):
+                    return process
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_a_worker_that_dies_while_it_starts_ends_nothing_else(tmp_path: Path) -> None:
+    async with serving("workers", tmp_path, "--emulate", EMULATED):
+        control, before = control_of(tmp_path), await pids(tmp_path)
+        start = asyncio.create_task(command(control, "start both 1"))
+        (await process_of(tmp_path / "run" / "worker-2.yaml")).kill()
+        with pytest.raises(ServiceError, match="the new process of worker-2 was killed"):
+            await start
+        with pytest.raises(ServiceError, match="no worker of this `tandem serve` has"):
+            await command(control, "stop 1")
+        with pytest.raises(ServiceError, match="start ROLE COUNT"):
+            await command(control, "start frontend 1")
+        assert await pids(tmp_path) == before
+        assert await command(control, "start both 1") == "worker-2"
+        [new] = await pids(tmp_path) - before
+        assert await command(control, f"stop {new}") == "worker-2"
+        assert not psutil.pid_exists(new)
+        assert await pids(tmp_path) == before
