@@ -113,7 +113,9 @@ def plan_one_more(
     width = _width(spec, topology, config)
     mine = tuple(gpu for gpu in automatic if gpu not in taken)[:width]
     if automatic and len(mine) < width:
-        raise ConfigError(f"{_gpus(len(mine))} of {len(automatic)} left: one more needs {width}")
+        raise ConfigError(
+            f"{len(mine)} of {_gpus(len(automatic))} are without a worker: one more needs {width}"
+        )
     num_threads = max(1, num_cores // (len(others) + 1))
     return _plan_worker(Placement(spec, ordinal, mine, 1), topology, config, num_threads)
 

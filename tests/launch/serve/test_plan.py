@@ -187,6 +187,10 @@ def test_one_more_worker_has_the_settings_of_its_role_and_the_next_name() -> Non
 def test_one_more_worker_gets_the_gpu_that_is_left_or_none() -> None:
     plan = one_more("prefill", "disagg-1p1d", num_gpus=3)
     assert plan.device == GPUS[2] and plan.variables["CUDA_VISIBLE_DEVICES"] == "6"
-    with pytest.raises(ConfigError, match="each of 2 GPUs has a worker"):
+    with pytest.raises(ConfigError, match="0 of 2 GPUs are without a worker: one more needs 1"):
         one_more("prefill", "disagg-1p1d", num_gpus=2)
     assert one_more("prefill", "disagg-1p1d", 2, ["--engine.device=cpu"]).device is None
+    wide = one_more("decode", "aggregated", num_gpus=4, flags=["--engine.tp=2"])
+    assert wide.gpus == tuple(GPUS[2:])
+    with pytest.raises(ConfigError, match="1 of 3 GPUs are without a worker: one more needs 2"):
+        one_more("decode", "aggregated", num_gpus=3, flags=["--engine.tp=2"])
