@@ -8,6 +8,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
+from functools import partial
 
 from tandem.decode.admission import (
     LOOK_AGAIN_S,
@@ -286,6 +287,7 @@ class RemotePrefill:
 
     def on_admitted(self, first: FirstToken | None) -> None:
         assert first is not None, "the machine awaits the first token"
+        is_held = self._held is not None and not self._first_was_sent
         self._release_held()
         self._remotes.view.transfer_cost.observe(
             self._num_uncached_tokens, self.active.timeline.ms()
@@ -294,7 +296,7 @@ class RemotePrefill:
         self.active.span.end_handoff()
         request_id = self.active.request.request_id
         token = SampledToken(first.token_id, first.logprobs)
-        self._on_engine(lambda engine: engine.admit(request_id, token))
+        self._on_engine(lambda engine: engine.admit(request_id, token), is_held=is_held)
 
     def on_given_up(self, cause: CloseCause, detail: str, *, quarantined: bool) -> None:
         """Compute the prompt here; a first token that the client has is kept."""
@@ -322,8 +324,13 @@ class RemotePrefill:
     def on_released(self, block_ids: list[int]) -> None:
         self._remotes.loop.post(lambda engine: engine.release_quarantined(block_ids))
 
-    def _on_engine(self, act: Callable[[Engine], SequenceOutput | None]) -> None:
-        """Run `act` on the engine thread, and emit its output."""
+    def _on_engine(
+        self, act: Callable[[Engine], SequenceOutput | None], *, is_held: bool = False
+    ) -> None:
+        """Run `act` on the engine thread, and emit its output.
+
+        Where `is_held`, a step before the next token at most, and not in the step before that one.
+        """
 
         def run(engine: Engine) -> None:
             try:
@@ -334,8 +341,13 @@ class RemotePrefill:
                 lost = InternalError("the engine could not take over the prompt")
                 self._aio.call_soon_threadsafe(self.active.fail, lost)
                 raise
-            if output is not None:
-                self._aio.call_soon_threadsafe(self._emit_joined, output)
+            if output is None:
+                return
+            emit = partial(self._emit_joined, output)
+            if is_held and output.finish_reason is None:
+                self._remotes.loop.after_launched(emit)
+            else:
+                self._aio.call_soon_threadsafe(emit)
 
         self._remotes.loop.post(run)
 

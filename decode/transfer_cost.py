@@ -24,8 +24,7 @@ class TransferCost:
         if self._has_learned:
             return
         self._cost = LinearCost(2, SLACK_S)
-        for num_tokens in (0, TOKENS):
-            self._cost.observe(_features(num_tokens), FIXED_S + num_tokens * s_per_token)
+        self._cost.begin_with([FIXED_S, TOKENS * s_per_token])
 
     def observe(self, num_tokens: int, stages_ms: dict[str, float]) -> None:
         """Learn from the timeline of a handoff that was admitted."""

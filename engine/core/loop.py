@@ -76,6 +76,7 @@ class EngineLoop:
         self._violation: AssertionError | None = None
         self._commands: SimpleQueue[Command | None] = SimpleQueue()  # None: stop
         self._thread = threading.Thread(target=self._run, name="tandem-engine", daemon=True)
+        self._joining: list[Callable[[], object]] = []  # called after the launched step
         self._taken = threading.Event()  # asyncio has taken the last outputs
         self._taken.set()
         self._is_stopping = False
@@ -100,6 +101,16 @@ class EngineLoop:
     def post(self, fn: Command) -> None:
         """Run `fn` on the engine thread before its next step; log its errors."""
         self._commands.put(fn)
+
+    def after_launched(self, fn: Callable[[], object]) -> None:
+        """Call `fn` on the asyncio thread after the outputs of the launched step, or now.
+
+        On the engine thread, by a command: its sequences join the step after that one.
+        """
+        if self._engine.num_in_flight:
+            self._joining.append(fn)
+        else:
+            self._to_asyncio(fn)
 
     async def call(self, fn: Callable[[Engine], T]) -> T:
         """Run `fn` on the engine thread before its next step; return its result.
@@ -207,6 +218,9 @@ class EngineLoop:
         if outputs:
             self._taken.clear()
             self._to_asyncio(self._deliver, outputs)
+        for fn in self._joining:
+            self._to_asyncio(fn)
+        self._joining.clear()
 
     def _deliver(self, outputs: list[SequenceOutput]) -> None:
         try:

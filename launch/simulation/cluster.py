@@ -186,7 +186,7 @@ class VirtualCluster:
         worker = self._decoders[choice.instance_id]
         is_noticed = not worker.own_prompts or request.num_prompt_tokens >= LONG_TOKENS
         worker.came(str(request.index), request.num_prompt_tokens)
-        worker.num_posted_tokens += request.num_prompt_tokens
+        worker.posted.append(request.num_prompt_tokens)
         if is_noticed:
             self._report_soon(worker)
         worker.post(partial(self._place, worker, request, record))
@@ -200,7 +200,7 @@ class VirtualCluster:
 
     def _place(self, worker: VirtualWorker, request: PlannedRequest, record: RequestRecord) -> None:
         """Decide, then queue the sequence or reserve its blocks, as a decode worker does."""
-        worker.num_posted_tokens -= request.num_prompt_tokens
+        worker.posted.remove(request.num_prompt_tokens)
         scheduler, seq = worker.scheduler, PlannedSequence.of(request, record)
         num_cached = scheduler.num_prefix_blocks(seq) * self._block_size
         decision = decide(

@@ -141,14 +141,16 @@ class Handoffs:
             num_queued_jobs=max(self._depth[0], mine.num_unclaimed),
             num_ticket_tokens=max(self._depth[1], mine.num_unclaimed_tokens),
             here=PlaceLoad.of(home.report()) if helpers else None,
-            others=self._others(home, home.num_just_come(request_id)),
+            others=self._others(home, home.just_come(request_id)),
             transfer=home.transfer,
         )
 
-    def _others(self, worker: VirtualWorker, num_just_come: int = 0) -> list[PlaceLoad]:
+    def _others(
+        self, worker: VirtualWorker, just_come: tuple[int, float] = (0, 0.0)
+    ) -> list[PlaceLoad]:
         """Return the reported loads of the other workers that take tickets."""
         return [
-            place if each.role == "prefill" else place.behind(num_just_come)
+            place if each.role == "prefill" else place.behind(*just_come)
             for each in self._helpers
             if each is not worker and (place := self._reported.get(each)) is not None
         ]
@@ -324,7 +326,10 @@ class Handoffs:
         home, seq = ticket.home, ticket.seq
         if seq.request_id not in home.scheduler.remote:
             return  # another worker resumed it meanwhile
-        self._send_first(ticket)
+        if seq.num_tokens + 1 >= seq.max_num_tokens:
+            self._send_first(ticket)
+        else:
+            home.after_launched(partial(self._send_first, ticket))
         home.scheduler.admit(seq)
         seq.token_ids.append(TOKEN)
         if seq.num_tokens >= seq.max_num_tokens:

@@ -148,7 +148,7 @@ class VirtualWorker:
         self.transfer = transfer  # as this worker learns it
         self.busy_s = 0.0
         self.own_prompts: set[str] = set()  # of answers of this worker; it computes these first
-        self.num_posted_tokens = 0  # of prompts that it takes after the step
+        self.posted: list[int] = []  # the tokens of prompts that it takes after the step
         self._came: deque[tuple[float, str, int]] = deque(maxlen=MAX_IN_BURST)
         self._costs = costs = figures.costs
         self._overlap = figures.overlap
@@ -163,6 +163,7 @@ class VirtualWorker:
         self._clock = clock
         self._on_token = on_token
         self._inbox: deque[Callable[[], None]] = deque()
+        self._joining: list[Callable[[], None]] = []  # called when the launched step has ended
         self._is_awake = False  # it computes a step, or runs what was posted
         self._chunks: list[Chunk] = []  # of the step that is being computed
         self._ends_s: list[float] = []  # of this step, and of equal ones that follow it
@@ -204,10 +205,11 @@ class VirtualWorker:
         self.own_prompts.add(request_id)
         self._came.append((self._clock.now_s, request_id, num_tokens))
 
-    def num_just_come(self, request_id: str) -> int:
-        """Return the tokens of the prompts, without this one, that just came."""
+    def just_come(self, request_id: str) -> tuple[int, float]:
+        """Return the tokens of the prompts, without this one, that just came; their positions."""
         since_s = self._clock.now_s - BURST_S
-        return sum(n for at_s, name, n in self._came if at_s >= since_s and name != request_id)
+        came = [n for at_s, name, n in self._came if at_s >= since_s and name != request_id]
+        return sum(came), sum(n * n / 2 for n in came)
 
     def prompt_seconds(self, num_tokens: int) -> float:
         """Return the seconds that computing a prompt's tokens takes, without its context."""
@@ -219,11 +221,12 @@ class VirtualWorker:
         if not self._has_changed:
             return None
         self._has_changed = False
-        report, num_new = self.report(), self.num_posted_tokens
+        report, num_new = self.report(), sum(self.posted)
         return msgspec.structs.replace(
             report,
             num_waiting_tokens=report.num_waiting_tokens + num_new,
             num_own_prompt_tokens=report.num_own_prompt_tokens + num_new,
+            waiting_context=report.waiting_context + sum(n * n // 2 for n in self.posted),
         )
 
     def report(self) -> LoadReport:
@@ -241,11 +244,18 @@ class VirtualWorker:
             del self._ends_s[1:]
             self._wake_at_the_end()
 
+    def after_launched(self, act: Callable[[], None]) -> None:
+        """Run `act` at the end of the launched step, or now, as an engine's loop does."""
+        if self._overlap and self._chunks:
+            self._joining.append(act)
+        else:
+            act()
+
     # ---- steps ----------------------------------------------------------------------------
 
     def _work(self) -> None:
         self._is_awake = self._has_changed = True
-        chunks = self._launch() if self._overlap else []
+        self._chunks = chunks = self._launch() if self._overlap else []
         while self._inbox:
             self._inbox.popleft()()
         chunks = self._chunks = chunks or self._launch()
@@ -301,6 +311,8 @@ class VirtualWorker:
         self._pass_steps()
         self._ends_s.clear()
         self._end_step()
+        while self._joining:
+            self._joining.pop()()
         self._work()
 
     def _pass_steps(self) -> None:

@@ -77,6 +77,25 @@ async def test_outputs_of_one_step_come_together_on_the_asyncio_thread(
         assert loop.progress[0] >= 6
 
 
+async def test_what_waits_for_the_launched_step_comes_after_its_outputs_and_before_the_next(
+    fake: SimpleNamespace,
+) -> None:
+    num_expected, num_found = [], []
+    async with running(fake.make_harness().engine) as (loop, outputs):
+
+        def wait(engine: Engine) -> None:
+            num_expected.append(loop.progress[0] + engine.num_in_flight)
+            loop.after_launched(lambda: num_found.append(len(outputs.batches)))
+
+        loop.post(wait)
+        loop.post(lambda engine: engine.add(fake.make_seq("r", [1, 2, 3], 30)))
+        await outputs.until(lambda: len(outputs.batches) >= 3)
+        loop.post(wait)
+        await outputs.until(lambda: "r" in outputs.finished())
+        await loop.call(lambda engine: None)
+    assert num_found == num_expected and num_expected[0] == 0 < num_expected[1]
+
+
 @pytest.mark.parametrize("field", ["fail_with", "fail_later_with"])
 async def test_a_lost_device_fails_every_sequence_at_once_as_unavailable_and_is_announced_after(
     fake: SimpleNamespace, field: str
