@@ -80,8 +80,10 @@ class PrefillView:
         num_unclaimed_tokens = self._num_reserved_tokens - self._num_taken_tokens
         side.num_ticket_tokens = max(depth.num_tokens, num_unclaimed_tokens)
         side.here = _place_here(engine.backlog())
-        just_come = self._own_prompts.just_come(seq.request_id)
-        side.others = self._other_places(helpers, longest_silence_s, side.here, just_come)
+        side.others = ()
+        if helpers:
+            just_come = self._own_prompts.just_come(seq.request_id)
+            side.others = self._other_places(helpers, longest_silence_s, side.here, just_come)
         return side
 
     def leaves_tickets(self, load: LoadStats) -> bool:

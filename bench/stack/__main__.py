@@ -58,6 +58,7 @@ FIGURES = (
         target=at_least(1500.0),
     ),
     Figure("frontend_us_per_request", "frontend CPU per short request", "us"),
+    Figure("decode_us_per_request", "decode worker CPU per short request", "us"),
     Figure("client_us_per_request", "load generator CPU per short request", "us"),
 )
 
@@ -164,7 +165,7 @@ def short_values(load: Measured) -> dict[str, float]:
         "short_requests_per_s": summary.request_throughput,
         **{
             f"{role}_us_per_request": load.us_per(role, summary.num_succeeded)
-            for role in ("frontend", "client")
+            for role in ("frontend", "decode", "client")
         },
     }
 
