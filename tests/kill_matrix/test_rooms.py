@@ -34,7 +34,7 @@ def test_tests_notice_what_is_changed_in_their_room(room: str) -> None:
 
 def test_a_mutant_is_its_change_within_and_the_original_afterwards() -> None:
     all_of_it = mutants("tandem.router.predict")
-    found = {each.kind: each for each in all_of_it if each.function == "PlaceLoad.behind"}
+    found = {each.kind: each for each in reversed(all_of_it) if each.function == "PlaceLoad.behind"}
     swap, drop = found["swap"], found["drop"]
     load = PlaceLoad(StepCosts((0.0, 0.0, 0.0), (0.0, 0.0, 0.0), 1.0, 1, 1), num_waiting_tokens=5)
     with swap.applied():
