@@ -166,7 +166,7 @@ class InstanceLoad:
         if costs is None or not costs.has_target:
             return math.inf
         context = self.active() * self.block_size
-        decodes_s = decode_step_s(costs, max(1, self.num_answers + 1), int(context))
+        decodes_s = decode_step_s(costs, self.num_answers + 1, int(context))
         left_s = PLANNED_SHARE * costs.max_step_s - decodes_s
         context_s = costs.decode_s[2] * self.block_size
         return left_s / context_s if context_s else math.copysign(math.inf, left_s)

@@ -40,7 +40,10 @@ def _modules(room: str, *names: str) -> tuple[str, ...]:
 
 ROOMS = {
     "router": Room(
-        _modules("router", "idle", "kv_index", "load", "load_table", "policy", "predict"),
+        _modules(
+            "router", "by_cost", "idle", "in_turn", "kv_index", "load", "load_table", "policy",
+            "predict",
+        ),
         ("tests/router",),
     ),
     "schedule": Room(
