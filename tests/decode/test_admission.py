@@ -216,6 +216,38 @@ def test_what_was_just_placed_counts_for_the_next_prompt() -> None:
     assert decide(ADAPTIVE, 500, busy).place == "remote"
 
 
+@pytest.mark.parametrize(
+    ("num_tickets", "num_ticket_tokens", "waiting", "own", "context", "expected"),
+    [
+        (4, 800, 500, 200, 60_000, (900 + 200, 100_000 * (1 + 200 / 900))),  # 400 in tickets of 200
+        (0, 20, 0, 0, 0, (10, 10 * 10)),  # in one ticket that is not counted yet
+        (1, 0, 2, 2, 90, (2 + 2, 2 * 90)),
+    ],
+)
+def test_attention_of_tickets_and_of_own_prompts_counts_as_their_tokens_do(
+    num_tickets: int,
+    num_ticket_tokens: int,
+    waiting: int,
+    own: int,
+    context: int,
+    expected: tuple[int, float],
+) -> None:
+    costs = StepCosts((0.01, 0.0, 0.0), (0.0, 1e-3, 1e-5), 0.05, 100_000, 100_000)
+    here = PlaceLoad(costs)
+    busy = PlaceLoad(costs, 0, 0, waiting, "busy", own, context)
+    known = side(
+        num_instances=2,
+        here=here,
+        others=[busy, PlaceLoad(costs, instance_id="idle")],
+        num_queued_jobs=num_tickets,
+        num_ticket_tokens=num_ticket_tokens,
+    )
+    found = decide(ADAPTIVE, 500, known).places[1]
+    num_tokens, positions = expected
+    assert found.instance_id == "busy"
+    assert found.wait_s == pytest.approx(num_tokens * 1e-3 + positions * 1e-5)
+
+
 def test_a_worker_with_prompts_of_its_own_must_be_better_by_its_queue_alone() -> None:
     def decided(waiting_here: int, there: PlaceLoad) -> str:
         here = place(num_decodes=4, waiting=waiting_here)

@@ -92,7 +92,7 @@ MUTANTS = [
         "unordered write",
     ),
     # Graphs.
-    _mutant(f"{GRAPHS}:DecodeGraphs.run", ", non_blocking=True", "", "steps", IN_LAUNCH),
+    _mutant(f"{GRAPHS}:DecodeGraphs.follow", ", non_blocking=True", "", "steps", IN_LAUNCH),
     _mutant(
         "engine.batch.batch:build_decode_batch",
         "ends = positions + 1",
