@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class EppConfig(BaseModel):
-    """Where `tandem epp` listens, and what it takes from a Gateway."""
+    """The address of `tandem epp`, and its limits for a Gateway's requests."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -8,7 +8,7 @@ Mode = Literal["advise", "act"]
 
 
 class PlannerConfig(BaseModel):
-    """How the planner moves roles between workers, and changes their number."""
+    """The planner of roles and numbers of workers: its mode, its pace and its bounds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

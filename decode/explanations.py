@@ -5,7 +5,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tandem.decode.admission import Decision, num_missed
+from tandem.decode.admission import num_missed
+from tandem.decode.decision import Decision
 from tandem.decode.requests import ActiveRequest
 from tandem.router.predict import SURE_SHARE, Prediction
 from tandem.runtime.context import RequestContext

@@ -149,10 +149,15 @@ class PrefillView:
                 _refusals.note(instance_id, error)
                 return
             self._loads[instance_id] = time.perf_counter(), report
-            if (s_per_byte := self._group.s_per_byte) is not None:
-                self.transfer_cost.begin_with(self._group.layout.token_bytes * s_per_byte)
+            if not self.transfer_cost.has_learned:
+                self._guess_transfer()
         elif instance_id in self._loads:
             del self._loads[instance_id]
+
+    def _guess_transfer(self) -> None:
+        s_per_byte = self._group.s_per_byte
+        if s_per_byte is not None:
+            self.transfer_cost.begin_with(self._group.layout.token_bytes * s_per_byte)
 
     async def look_at_queue(self) -> None:
         """Refresh the depth of the queue; it stays as it was where the queue is out of reach."""

@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from tandem.decode.admission import Decision
+from tandem.decode.decision import Decision
 from tandem.engine.schedule.outputs import SequenceOutput
 from tandem.engine.schedule.sequence import Sequence
 from tandem.runtime.context import RequestContext

@@ -16,12 +16,12 @@ class TransferCost:
     """
 
     def __init__(self, bytes_per_token: float) -> None:
-        self._has_learned = False
+        self.has_learned = False  # from a handoff
         self.begin_with(bytes_per_token / BYTES_PER_S)
 
     def begin_with(self, s_per_token: float) -> None:
         """Begin with the rate of a link; no effect once a handoff has taught more."""
-        if self._has_learned:
+        if self.has_learned:
             return
         self._cost = LinearCost(2, SLACK_S)
         self._cost.begin_with([FIXED_S, TOKENS * s_per_token])
@@ -30,7 +30,7 @@ class TransferCost:
         """Learn from the timeline of a handoff that was admitted."""
         if not {"queued", "claimed", "computed", "verified"} <= stages_ms.keys():
             return
-        self._has_learned = True
+        self.has_learned = True
         claim_s = max(0.0, stages_ms["claimed"] - stages_ms["queued"]) / 1e3
         rest_s = max(0.0, stages_ms["verified"] - stages_ms["computed"]) / 1e3
         self._cost.observe(_features(num_tokens), min(claim_s, MAX_CLAIM_S) + rest_s)

@@ -39,6 +39,13 @@ class Profile(BaseModel):
     link_latency_s: PositiveFloat
     max_position_embeddings: PositiveInt
 
+    def num_multiplied(self, work: StepWork, num_decodes_computed: int) -> int:
+        """Return the tokens of a step that have products computed: whole tiles with prompts."""
+        num_tokens = num_decodes_computed + work.num_prompt_tokens
+        if work.num_prompt_tokens:
+            num_tokens = -(-num_tokens // self.tile_tokens) * self.tile_tokens
+        return num_tokens
+
     def step_seconds(self, work: StepWork, num_rows: int, num_decodes_computed: int) -> float:
         """Return the seconds of a step that draws `num_rows` tokens.
 
@@ -46,9 +53,7 @@ class Profile(BaseModel):
         counts, or their sum where `is_additive`. `num_decodes_computed` are the decodes, or the
         graph's size where one is replayed.
         """
-        num_tokens = num_decodes_computed + work.num_prompt_tokens
-        if work.num_prompt_tokens:
-            num_tokens = -(-num_tokens // self.tile_tokens) * self.tile_tokens
+        num_tokens = self.num_multiplied(work, num_decodes_computed)
         attention_s = self.position_s * work.prompt_context + self.context_s * work.decode_context
         products_s = self.token_s * num_tokens
         layers_s = max(self.weights_s, products_s)

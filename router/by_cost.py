@@ -31,9 +31,9 @@ class ByCost:
     the fewest requests in flight win, then chance. A small share of prompts tries an idle instance
     whose costs seem higher, so that these are learned anew.
 
-    Instances without a batch row or the blocks for the prompt are passed over, and with a target
-    of the first token those that would need more than SURE_SHARE of it, as long as another one is
-    left.
+    Instances without a batch row or the blocks for the prompt are passed over, and with targets
+    those whose answers would miss the one between tokens with this one, and those that would need
+    more than SURE_SHARE of that of the first token, as long as another one is left.
 
     Of workers that take tickets too, where prompts take much of the time, only as many are chosen
     from as should hold the answers (`num_holding`), those with the most of them. The others soon

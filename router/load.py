@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 
 from tandem.router.predict import PLANNED_SHARE, Pace, PlaceLoad, decode_step_s, nominal_s
-from tandem.runtime.wire.cluster_messages import LoadReport, StepCosts
+from tandem.runtime.wire.cluster_messages import LoadReport, StepCosts, positions_of
 
 RATE_S = 10.0  # in which the rate of prompts forgets most of what was before
 
@@ -183,8 +183,8 @@ class InstanceLoad:
         _, per_token_s, per_position_s = self.costs.prompt_s
         rate, whole_rate = self.rated.rates_at(now_s)
         num_all = num_cached + num_tokens
-        compute_s = num_tokens * (per_token_s + per_position_s * (num_cached + num_tokens / 2))
-        whole_s = num_all * (per_token_s + per_position_s * num_all / 2)
+        compute_s = num_tokens * per_token_s + positions_of(num_tokens, num_cached) * per_position_s
+        whole_s = num_all * per_token_s + positions_of(num_all) * per_position_s
         self.rated = Shared(
             rate=rate + compute_s / RATE_S,
             whole_rate=whole_rate + whole_s / RATE_S,

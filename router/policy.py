@@ -13,7 +13,7 @@ from tandem.router.decision import Known, RoutingDecision, Scorer
 from tandem.router.in_turn import InTurn
 from tandem.router.kv_index import KvIndex
 from tandem.router.load_table import LoadTable
-from tandem.runtime.wire.cluster_messages import LoadReport
+from tandem.runtime.wire.cluster_messages import LoadReport, positions_of
 
 # The values of `router.policy`, which RouterConfig has as well.
 POLICIES: Mapping[str, Callable[[Known], Scorer]] = {"cost": ByCost, "round_robin": InTurn}
@@ -92,7 +92,7 @@ class Router:
         pending = max(0, num_blocks - decision.num_overlap_blocks)
         load = self._loads.add(decision.instance_id)
         num_cached, num_tokens = (num_blocks - pending) * load.block_size, pending * load.block_size
-        pending_context = num_tokens * (num_cached + num_tokens / 2)
+        pending_context = positions_of(num_tokens, num_cached)
         self._requests[request_id] = _Request(
             decision.instance_id, num_blocks, pending, pending_context, load.num_reports
         )

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tandem.decode.admission import Decision, PlacementCause, PrefillSide, decide, given_up
+from tandem.decode.admission import PrefillSide, decide, given_up
 from tandem.decode.config import Policy
+from tandem.decode.decision import Decision, PlacementCause
 from tandem.runtime.wire.block_hash import num_blocks_of
 from tandem.runtime.wire.bounds import MAX_TEXT
 from tandem.runtime.wire.messages import PrefillPlace, PrefillReport

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from tandem.engine.schedule.outputs import LoadStats
 from tandem.runtime.tasks import ends_within
+from tandem.runtime.wire.cluster_messages import positions_of
 
 INTERVAL_S = 0.25  # between reports of an engine that computes, unless prompts come or go
 HEARTBEAT_S = 0.5  # between reports of one that does not
@@ -16,6 +17,22 @@ MIN_INTERVAL_S = 0.02
 LONG_TOKENS = 512  # of a prompt that delays others noticeably
 BURST_S = 0.05  # prompts that came within it may be in no report yet
 MAX_IN_BURST = 256  # prompts
+
+
+class Burst:
+    """The prompts that came within BURST_S; frontends have sent such to alike workers too."""
+
+    def __init__(self) -> None:
+        self._came: deque[tuple[float, str, int]] = deque(maxlen=MAX_IN_BURST)
+
+    def add(self, now_s: float, request_id: str, num_tokens: int) -> None:
+        self._came.append((now_s, request_id, num_tokens))
+
+    def just_come(self, now_s: float, request_id: str) -> tuple[int, float]:
+        """Return the tokens of all but this one, and the sum of their positions. In any thread."""
+        since_s = now_s - BURST_S
+        came = [n for at, name, n in list(self._came) if at >= since_s and name != request_id]
+        return sum(came), sum(map(positions_of, came))
 
 
 class OwnPrompts:
@@ -30,22 +47,17 @@ class OwnPrompts:
         self.none.set()
         self.changed = asyncio.Event()  # the first or a long one came, or the last is gone
         self.num_tokens = 0  # of all that came so far
-        self.context = 0  # the positions of these, summed
-        self._came: deque[tuple[float, str, int]] = deque(maxlen=MAX_IN_BURST)
+        self.context = 0.0  # the positions of these, summed
+        self._burst = Burst()
 
     def just_come(self, request_id: str) -> tuple[int, float]:
-        """Return the tokens of the prompts, without this one, that just came. From any thread.
-
-        And the positions of these tokens, summed.
-        """
-        since = time.perf_counter() - BURST_S
-        came = [n for at, name, n in list(self._came) if at >= since and name != request_id]
-        return sum(came), sum(n * n / 2 for n in came)
+        """Return what came with this prompt, as `Burst` does."""
+        return self._burst.just_come(time.perf_counter(), request_id)
 
     def add(self, request_id: str, num_tokens: int) -> None:
         self.num_tokens += num_tokens
-        self.context += num_tokens**2 // 2
-        self._came.append((time.perf_counter(), request_id, num_tokens))
+        self.context += positions_of(num_tokens)
+        self._burst.add(time.perf_counter(), request_id, num_tokens)
         if not self._request_ids or num_tokens >= LONG_TOKENS:
             self.changed.set()
         self.none.clear()
@@ -75,7 +87,7 @@ class LoadReports:
         self._prompts, self._load, self._send = prompts, load, send
         self._progress = progress
         self._last: LoadStats | None = None
-        self._counted = (0, 0)  # tokens and context of `prompts`, when it was last asked for
+        self._counted = (0, 0.0)  # tokens and context of `prompts`, when it was last asked for
 
     async def send_next(self) -> None:
         """Send one report, and wait until the next is due."""

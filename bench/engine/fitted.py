@@ -5,7 +5,7 @@ python -m tandem.bench.engine.fitted MODEL --output mine.yaml
 
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,15 +13,14 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from tandem.bench.engine.rig import Rig
+from tandem.bench.engine.rig import Rig, StepRecord
 from tandem.bench.report.console import say
 from tandem.bench.report.options import option, parse
 from tandem.emulation.profile import Profile
 from tandem.engine.config import TILE_TOKENS, DeviceKind, EngineConfig
-from tandem.engine.core.runner import Step
 from tandem.engine.execution.model_runner import ModelRunner
 from tandem.engine.memory.kv_blocks import bytes_per_token
-from tandem.engine.schedule.sequence import Chunk, OnLayers
+from tandem.engine.schedule.sequence import Chunk
 from tandem.engine.schedule.step_cost import StepCost, StepWork, work_of
 from tandem.runtime.errors import ConfigError, TandemError
 
@@ -69,42 +68,25 @@ class Observed:
 
 
 class Observer(StepCost):
-    """What an engine learns of its steps; it keeps them, in CPU time where the runner tells it."""
+    """The costs that an engine learns, and the steps that it learned them from.
 
-    def __init__(self, max_step_s: float, kind: DeviceKind, timed: "CpuTimed | None") -> None:
+    With the records of a runner on one thread of a CPU, a step takes the CPU time of its launch.
+    """
+
+    def __init__(
+        self, max_step_s: float, kind: DeviceKind, records: Sequence[StepRecord] | None
+    ) -> None:
         super().__init__(max_step_s, TILE_TOKENS[kind], has_floor=kind == "gpu")
         self.steps: list[Observed] = []
-        self._timed = timed
+        self._records = records
 
     def observe(self, chunks: list[Chunk], seconds: float) -> None:
         """Keep a step, and learn from it."""
-        if self._timed is not None:
-            seconds = self._timed.last_s
+        if self._records is not None:
+            seconds = self._records[-1].launch_cpu_s
         num_rows = sum(chunk.samples for chunk in chunks)
         self.steps.append(Observed(work_of(chunks), num_rows, seconds))
         super().observe(chunks, seconds)
-
-
-class CpuTimed:
-    """A runner on one thread, which notes the CPU time of its last step."""
-
-    def __init__(self, runner: ModelRunner) -> None:
-        self._runner = runner
-        self.model_config = runner.model_config
-        self.device_kind = runner.device_kind
-        self.kv_caches = runner.kv_caches
-        self.last_s = 0.0
-
-    def launch(
-        self,
-        chunks: list[Chunk],
-        on_layers: OnLayers | None = None,
-        boundaries: Collection[int] = (),
-    ) -> Step:
-        begun_s = time.thread_time()
-        step = self._runner.launch(chunks, on_layers, boundaries)
-        self.last_s = time.thread_time() - begun_s
-        return step
 
 
 # ---- measuring ----------------------------------------------------------------------------------
@@ -152,7 +134,7 @@ def fit(steps: Sequence[Observed], profile: Profile) -> Profile:
     kept = list(steps)
     for _ in range(NUM_FITS):
         found: dict[bool, tuple[float, Profile]] = {}  # by the step model, with its error
-        for costs in _fits_of(kept, profile.tile_tokens):
+        for costs in _fits_of(kept, profile):
             each = profile.model_copy(update=costs)
             error = max(float(np.median(errors_of(each, kept))), LEAST_ERROR)
             if error < found.get(each.is_additive, (np.inf, each))[0]:
@@ -175,13 +157,14 @@ def errors_of(profile: Profile, steps: Sequence[Observed]) -> Numbers:
     return errors
 
 
-def _fits_of(steps: Sequence[Observed], tile_tokens: int) -> Iterator[dict[str, float]]:
+def _fits_of(steps: Sequence[Observed], profile: Profile) -> Iterator[dict[str, float]]:
     """Yield fits of the sum of weights and products, and of their maximum.
 
     Of the maximum there is one for each number of tokens from which products count.
     """
-    works = [each.work for each in steps]
-    tokens = np.array([_num_tokens(each, tile_tokens) for each in works], dtype=float)
+    tokens = np.array(
+        [profile.num_multiplied(each.work, each.work.num_decodes) for each in steps], dtype=float
+    )
     rest = [[each.work.prompt_context, each.work.decode_context, each.num_rows] for each in steps]
     ones, measured = np.ones(len(steps)), np.array([each.seconds for each in steps])
     step_s, *others = _solved(np.column_stack([ones, tokens, rest]), measured)
@@ -190,13 +173,6 @@ def _fits_of(steps: Sequence[Observed], tile_tokens: int) -> Iterator[dict[str, 
         by_products = tokens >= least
         columns = [ones, ~by_products, np.where(by_products, tokens, 0.0), rest]
         yield _named(_solved(np.column_stack(columns), measured)) | {"is_additive": False}
-
-
-def _num_tokens(work: StepWork, tile_tokens: int) -> int:
-    num_tokens = work.num_decodes + work.num_prompt_tokens
-    if work.num_prompt_tokens:
-        num_tokens = -(-num_tokens // tile_tokens) * tile_tokens
-    return num_tokens
 
 
 def _solved(columns: Numbers, measured: Numbers) -> list[float]:
@@ -237,9 +213,9 @@ def profile_of(options: Options) -> tuple[Profile, list[Observed]]:
     )
     runner = ModelRunner(config)
     kind, cache = runner.device_kind, runner.kv_cache
-    timed = CpuTimed(runner) if kind == "cpu" and options.threads == 1 else None
-    rig = Rig(config, timed or runner)
-    observer = rig.engine.scheduler.step_cost = Observer(LONGEST_STEP_MS / 1e3, kind, timed)
+    rig = Rig(config, runner)
+    records = rig.runner.records if kind == "cpu" and options.threads == 1 else None
+    observer = rig.engine.scheduler.step_cost = Observer(LONGEST_STEP_MS / 1e3, kind, records)
     longest = min(options.longest, rig.engine.max_model_len // 2)
     measure(rig, 0.0, min(longest, WARM_UP_TOKENS))
     observer.steps.clear()

@@ -35,6 +35,7 @@ class StepRecord:
     num_prompt_tokens: int
     num_context_tokens: int  # of the decodes, together
     launched_at: float
+    launch_cpu_s: float = 0.0  # of the thread that launches; without overlap a CPU computes there
     waited_s: float = 0.0  # of the host, for the tokens
     ended_at: float = 0.0  # the tokens were there
     device_s: float = 0.0
@@ -58,7 +59,7 @@ class RecordingRunner:
     ) -> Step:
         decodes = [chunk for chunk in chunks if chunk.end - chunk.start == 1]
         num_tokens = sum(chunk.end - chunk.start for chunk in chunks)
-        launched_at = time.perf_counter()
+        launched_at, begun_s = time.perf_counter(), time.thread_time()
         with torch.profiler.record_function(STEP_MARK):
             step = self._runner.launch(chunks, on_layers, boundaries)
         record = StepRecord(
@@ -66,6 +67,7 @@ class RecordingRunner:
             num_prompt_tokens=num_tokens - len(decodes),
             num_context_tokens=sum(chunk.end for chunk in decodes),
             launched_at=launched_at,
+            launch_cpu_s=time.thread_time() - begun_s,
         )
         return _RecordedStep(step, record, self.records)
 

@@ -68,8 +68,7 @@ class _MixedApart(StepCost):
         constant_s = self._decodes.weights[0]
         shares = []
         for work, seconds in self._mixed:
-            prompts_s = self._prompts_s(work)
-            smaller_s = min(constant_s, prompts_s)
+            prompts_s, smaller_s = self._prompts_s(work), min(constant_s, self._products_s(work))
             if smaller_s > 0 and seconds > AT_FLOOR * self.floor_s:
                 hidden_s = self._decoding_s(work) + prompts_s - seconds
                 shares.append(min(max(hidden_s / smaller_s, 0.0), 1.0))

@@ -7,7 +7,12 @@ from tandem.engine.schedule.scheduler import Scheduler
 from tandem.engine.schedule.sequence import Sequence
 from tandem.runtime.errors import TandemError
 from tandem.runtime.wire.bounds import MAX_COUNT
-from tandem.runtime.wire.cluster_messages import LoadReport, StepCosts, WorkerRole
+from tandem.runtime.wire.cluster_messages import (
+    LoadReport,
+    StepCosts,
+    WorkerRole,
+    positions_of,
+)
 from tandem.runtime.wire.messages import FinishReason, TokenLogprobs
 from tandem.runtime.wire.prompt_logprobs import PromptLogprobs
 
@@ -52,7 +57,7 @@ class Backlog(msgspec.Struct, frozen=True):
     num_running_prompt_tokens: int = 0  # of num_waiting_tokens: of prompts that have begun
     num_waiting_prompt_tokens: int = 0  # of num_waiting_tokens: of prompts that have not
     num_own_prompt_tokens: int = 0  # of num_waiting_tokens: of prompts that are answered here
-    waiting_context: int = 0  # the positions of num_waiting_tokens, summed
+    waiting_context: float = 0.0  # the positions of num_waiting_tokens, summed
 
 
 class LoadStats(Backlog, frozen=True, kw_only=True):
@@ -90,17 +95,18 @@ class LoadStats(Backlog, frozen=True, kw_only=True):
             costs=self.costs,
             max_num_seqs=self.max_num_seqs,
             num_own_prompt_tokens=self.num_own_prompt_tokens,
-            waiting_context=min(self.waiting_context, MAX_COUNT),
+            waiting_context=min(int(self.waiting_context), MAX_COUNT),
         )
 
 
 def backlog_of(scheduler: Scheduler) -> Backlog:
     """Return the part of `load_of` that each decision about a prompt depends on."""
-    num_waiting_prompt_tokens = num_own_prompt_tokens = waiting_context = 0
+    num_waiting_prompt_tokens = num_own_prompt_tokens = 0
+    waiting_context = 0.0
     for seq in scheduler.waiting.values():
         num_waiting_prompt_tokens += len(seq.token_ids)
         num_own_prompt_tokens += 0 if seq.prefill_only else len(seq.token_ids)
-        waiting_context += len(seq.token_ids) ** 2 // 2
+        waiting_context += positions_of(len(seq.token_ids))
     num_waiting_tokens = num_waiting_prompt_tokens
     num_running_prompt_tokens = num_decodes = decode_context = 0
     for seq in scheduler.running.values():
@@ -113,7 +119,7 @@ def backlog_of(scheduler: Scheduler) -> Backlog:
         else:
             num_running_prompt_tokens += num_left
             num_own_prompt_tokens += 0 if seq.prefill_only else num_left
-            waiting_context += num_left * (num_known + seq.num_computed_tokens) // 2
+            waiting_context += positions_of(num_left, seq.num_computed_tokens)
     return Backlog(
         num_waiting_tokens,
         num_decodes,

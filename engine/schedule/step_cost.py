@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tandem.engine.config import DeviceKind, EngineConfig
-from tandem.runtime.wire.cluster_messages import StepCosts
+from tandem.runtime.wire.cluster_messages import StepCosts, positions_of
 
 if TYPE_CHECKING:
     from tandem.engine.schedule.sequence import Chunk
@@ -53,7 +53,7 @@ class StepWork:
 
     def add_prompt(self, start: int, num_tokens: int) -> None:
         self.num_prompt_tokens += num_tokens
-        self.prompt_context += num_tokens * (start + num_tokens / 2)
+        self.prompt_context += positions_of(num_tokens, start)
 
     def decode_features(self) -> list[float]:
         return [1.0, self.num_decodes / DECODES, self.decode_context / DECODE_CONTEXT]

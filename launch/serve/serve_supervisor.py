@@ -124,9 +124,9 @@ class ServeSupervisor(Supervisor):
 
     async def _start_role(self, role: RolePlan) -> ManagedProcess:
         child = role_process(role, self._run_dir, self._model, self._model_name)
+        await self._start_child(child)
         if role.role in WORKER_KINDS:
             self._plans[child] = role
-        await self._start_child(child)
         return child
 
     # ---- commands -----------------------------------------------------------------------------
@@ -139,15 +139,11 @@ class ServeSupervisor(Supervisor):
         role, _, count = argument.partition(" ")
         if (key := KEYS_OF_ROLES.get(role)) is None or not count.isdigit():
             raise ConfigError(f"start ROLE COUNT: not {argument!r}")
-        others = [plan for child, plan in self._plans.items() if child in self._children]
+        machine = list_gpus(), num_usable_cores()
         plans: list[RolePlan] = []
         for _ in range(int(count)):
-            beside = [*others, *plans]
-            plans.append(
-                plan_one_more(
-                    key, self._topology, self._config, beside, list_gpus(), num_usable_cores()
-                )
-            )
+            beside = [*self._plans.values(), *plans]
+            plans.append(plan_one_more(key, self._topology, self._config, beside, *machine))
         names = ", ".join(plan.name for plan in plans)
         self._report.note(f"{names}: asked for, starting")
         starts = (self._start_one(plan, say) for plan in plans)
@@ -167,16 +163,18 @@ class ServeSupervisor(Supervisor):
             if not is_serving:
                 child.kill()
                 self._children.remove(child)
+                del self._plans[child]
         self._keep_up(child)
 
     async def _stop_worker(self, say: Say, pid: str) -> str:
         """Let the worker with a process id drain, and return its name when it has ended."""
-        found = [each for each in self._plans if str(each.pid) == pid]
-        if not found:
+        child = next((each for each in self._plans if str(each.pid) == pid), None)
+        if child is None:
             raise NotFoundError(f"no worker of this `tandem serve` has the process id {pid}")
-        await self._let_go(found[0])
-        self._report.done(f"{found[0].name} has ended, as asked for")
-        return found[0].name
+        await self._let_go(child)
+        del self._plans[child]
+        self._report.done(f"{child.name} has ended, as asked for")
+        return child.name
 
     def _rollout(self, say: Say) -> Rollout:
         assert self._instances is not None, "the control socket is there once all are ready"

@@ -22,7 +22,6 @@ from tandem.launch.simulation.worker import (
 )
 from tandem.prefill.config import PrefillConfig
 from tandem.router.config import RouterConfig
-from tandem.router.decision import RoutingDecision
 from tandem.router.policy import Router
 from tandem.router.predict import PlaceLoad
 from tandem.runtime.config import RuntimeConfig
@@ -85,7 +84,7 @@ class VirtualCluster:
             self._on_token,
         )
         self._router = Router(
-            setup.router,
+            layout.router(setup.router),
             random.Random(f"router/{setup.seed}"),
             clock=lambda: self._clock.now_s,
         )
@@ -181,7 +180,7 @@ class VirtualCluster:
         names = list(self._decoders)
         num_blocks = num_blocks_of(request.num_prompt_tokens, self._block_size)
         hashes = request.hashes if self._router.heeds_prefix(names) else []
-        choice = self._choose(names, hashes, num_blocks)
+        choice = self._router.choose(names, hashes, num_blocks)
         self._router.started(str(request.index), choice, num_blocks)
         worker = self._decoders[choice.instance_id]
         is_noticed = not worker.own_prompts or request.num_prompt_tokens >= LONG_TOKENS
@@ -190,11 +189,6 @@ class VirtualCluster:
         if is_noticed:
             self._report_soon(worker)
         worker.post(partial(self._place, worker, request, record))
-
-    def _choose(self, names: list[str], hashes: list[bytes], num_blocks: int) -> RoutingDecision:
-        if self._layout.in_turn:
-            return RoutingDecision(names[(len(self._records) - 1) % len(names)], 0, "in turn")
-        return self._router.choose(names, hashes, num_blocks)
 
     # ---- one request ----------------------------------------------------------------------
 

@@ -22,16 +22,13 @@ from tandem.bench.load.places import share_remote
 from tandem.bench.report.console import say
 from tandem.bench.report.document import document, utc_now, write_document
 from tandem.bench.report.options import option, parse
-from tandem.decode.config import DisaggConfig
 from tandem.emulation.profile import load_profile
 from tandem.launch.simulation.arrivals import CORNERS, Arrivals, corner, of_trace
-from tandem.launch.simulation.cluster import Setup, VirtualCluster
-from tandem.launch.simulation.emulated import figures_of_profile, handoff_time_of
+from tandem.launch.simulation.cluster import VirtualCluster
+from tandem.launch.simulation.emulated import setup_of_profile
 from tandem.launch.simulation.layout import Layout, layouts_of
 from tandem.launch.simulation.load import PlannedRequest
-from tandem.launch.simulation.rates import both_targets, highest_rate
-from tandem.prefill.config import PrefillConfig
-from tandem.router.config import RouterConfig
+from tandem.launch.simulation.rates import both_targets, disagg_of, highest_rate
 from tandem.runtime.errors import ConfigError, TandemError
 
 MODULE = "tandem.launch.simulation.compared"
@@ -112,17 +109,9 @@ class Comparison:
     def __init__(self, options: Options, load: str) -> None:
         self._options, self._load = options, load
         self._profile = load_profile(options.emulate)
-        figures = figures_of_profile(self._profile)
-        ttft_ms, itl_ms = options.slos["ttft"], options.slos["tpot"]
-        self._setup = Setup(
-            msgspec.structs.replace(figures, max_num_seqs=options.max_num_seqs),
-            DisaggConfig(ttft_target_ms=ttft_ms, itl_target_ms=itl_ms),
-            PrefillConfig(),
-            RouterConfig(),
-            handoff_time_of(self._profile),
-            seed=0,
-            device=self._profile,
-        )
+        setup = setup_of_profile(self._profile, disagg_of(options.slos))
+        figures = msgspec.structs.replace(setup.figures, max_num_seqs=options.max_num_seqs)
+        self._setup = dataclasses.replace(setup, figures=figures)
         self._layouts = contenders(options)
 
     def run(self) -> dict[str, Found]:

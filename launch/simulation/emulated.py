@@ -1,5 +1,6 @@
 """The figures of a simulated worker whose steps take the time of an emulated device."""
 
+from tandem.decode.config import DisaggConfig
 from tandem.emulation.pool import NUM_LAYERS
 from tandem.emulation.profile import Profile
 from tandem.engine.config import (
@@ -11,7 +12,10 @@ from tandem.engine.config import (
 )
 from tandem.engine.memory.kv_blocks import TOKENS_PER_BLOCK
 from tandem.engine.schedule.step_cost import longest_step_s
+from tandem.launch.simulation.cluster import Setup
 from tandem.launch.simulation.worker import HandoffTime, WorkerFigures
+from tandem.prefill.config import PrefillConfig
+from tandem.router.config import RouterConfig
 from tandem.runtime.wire.cluster_messages import StepCosts
 
 HANDOFF_S = 0.003  # messages and checks, beside the link's time
@@ -42,6 +46,19 @@ def figures_of_profile(profile: Profile) -> WorkerFigures:
         config.max_num_seqs,
         decode_step_tokens=DECODE_STEP_TOKENS,
         overlap=kind == "gpu",
+    )
+
+
+def setup_of_profile(profile: Profile, disagg: DisaggConfig, seed: int = 0) -> Setup:
+    """Return all of a cluster on emulated devices but its layout and load, by default settings."""
+    return Setup(
+        figures_of_profile(profile),
+        disagg,
+        PrefillConfig(),
+        RouterConfig(),
+        handoff_time_of(profile),
+        seed,
+        profile,
     )
 
 

@@ -9,7 +9,6 @@ from tandem.bench.client.record import RequestRecord
 from tandem.decode.admission import (
     LOOK_AGAIN_S,
     MAX_WAYS_GIVEN,
-    Decision,
     PrefillSide,
     given_up,
     gives_way,
@@ -18,6 +17,7 @@ from tandem.decode.admission import (
     may_wait_s,
 )
 from tandem.decode.config import DisaggConfig, Policy
+from tandem.decode.decision import Decision
 from tandem.launch.simulation.clock import VirtualClock
 from tandem.launch.simulation.load import PlannedRequest
 from tandem.launch.simulation.worker import (
@@ -326,15 +326,14 @@ class Handoffs:
         home, seq = ticket.home, ticket.seq
         if seq.request_id not in home.scheduler.remote:
             return  # another worker resumed it meanwhile
-        if seq.num_tokens + 1 >= seq.max_num_tokens:
-            self._send_first(ticket)
-        else:
-            home.after_launched(partial(self._send_first, ticket))
         home.scheduler.admit(seq)
         seq.token_ids.append(TOKEN)
-        if seq.num_tokens >= seq.max_num_tokens:
-            home.scheduler.finish(seq)
-            self._on_token(home, seq)
+        if seq.num_tokens < seq.max_num_tokens:
+            home.after_launched(partial(self._send_first, ticket))
+            return
+        self._send_first(ticket)
+        home.scheduler.finish(seq)
+        self._on_token(home, seq)
 
     def _unclaimed(self, ticket: Ticket, *, may_wait: bool) -> None:
         """Give up a ticket that waits, unless another worker is still predicted to be better."""

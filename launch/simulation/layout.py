@@ -8,6 +8,7 @@ import yaml
 
 from tandem.config.topology import KEYS_OF_ROLES
 from tandem.decode.config import DisaggConfig, Policy
+from tandem.router.config import RouterConfig
 from tandem.runtime.wire.cluster_messages import WorkerRole
 
 
@@ -26,6 +27,10 @@ class Layout:
     def config(self, disagg: DisaggConfig) -> DisaggConfig:
         """Return the config of its decode workers."""
         return disagg if self.policy is None else disagg.model_copy(update={"policy": self.policy})
+
+    def router(self, router: RouterConfig) -> RouterConfig:
+        """Return the config of the router before its decode workers."""
+        return router.model_copy(update={"policy": "round_robin"}) if self.in_turn else router
 
     def topology(self, settings: Mapping[str, Any]) -> str:
         """Return the file that `tandem serve --topology` takes; `settings` are for every role."""

@@ -14,13 +14,12 @@ from tandem.bench.load.metrics import meets
 from tandem.bench.report.console import say
 from tandem.bench.report.options import option, parse
 from tandem.config.planner import PlannerConfig
-from tandem.decode.config import DisaggConfig
 from tandem.launch.planner.planner import Change, Planner
 from tandem.launch.simulation.arrivals import Arrivals, of_trace
 from tandem.launch.simulation.cluster import Setup, VirtualCluster
 from tandem.launch.simulation.layout import Layout, layouts_of
 from tandem.launch.simulation.load import PlannedRequest
-from tandem.launch.simulation.rates import both_targets
+from tandem.launch.simulation.rates import both_targets, disagg_of
 from tandem.launch.simulation.worker import HandoffTime, WorkerFigures
 from tandem.prefill.config import PrefillConfig
 from tandem.router.config import RouterConfig
@@ -180,10 +179,10 @@ def arrivals_of(options: Options) -> Arrivals:
 
 def setup_of(options: Options) -> Setup:
     """Return everything but the layout and the load."""
-    ttft_ms, itl_ms = options.slos["ttft"], options.slos["tpot"]
-    disagg = DisaggConfig(ttft_target_ms=ttft_ms, itl_target_ms=itl_ms)
     handoff = HandoffTime(0.002, 0.00001)
-    return Setup(WORKER, disagg, PrefillConfig(), RouterConfig(), handoff, options.seed)
+    return Setup(
+        WORKER, disagg_of(options.slos), PrefillConfig(), RouterConfig(), handoff, options.seed
+    )
 
 
 def contenders(options: Options) -> dict[str, Layout]:

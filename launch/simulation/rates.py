@@ -1,9 +1,10 @@
 """The highest rate of a load that keeps its targets, by bisection. Pure."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tandem.bench.load.metrics import parse_slos
+from tandem.decode.config import DisaggConfig
 from tandem.runtime.errors import ConfigError
 
 STEP = 1.02  # rates are its powers
@@ -37,6 +38,11 @@ def highest_rate(keeps: Callable[[float], bool], guess: float) -> float:
         middle = (low + high) // 2
         low, high = (middle, high) if kept(middle) else (low, middle)
     return STEP**low
+
+
+def disagg_of(slos: Mapping[str, float]) -> DisaggConfig:
+    """Return the config of workers that have limits in ms as their targets."""
+    return DisaggConfig(ttft_target_ms=slos["ttft"], itl_target_ms=slos["tpot"])
 
 
 def both_targets(text: str) -> dict[str, float]:

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 
 from tandem.bench.client.record import RequestRecord
-from tandem.decode.admission import Decision
+from tandem.decode.decision import Decision
 from tandem.decode.transfer_cost import BYTES_PER_S, TransferCost
 from tandem.emulation.profile import Profile
 from tandem.engine.config import DECODE_STEP_TOKENS, EngineConfig
@@ -23,9 +23,15 @@ from tandem.launch.simulation.clock import VirtualClock
 from tandem.launch.simulation.load import PlannedRequest
 from tandem.router.kv_index import KvIndex
 from tandem.router.predict import decode_step_s
-from tandem.runtime.wire.cluster_messages import KvEvent, LoadReport, StepCosts, WorkerRole
+from tandem.runtime.wire.cluster_messages import (
+    KvEvent,
+    LoadReport,
+    StepCosts,
+    WorkerRole,
+    positions_of,
+)
 from tandem.runtime.wire.messages import SamplingParams, StopConditions
-from tandem.worker.load_reports import BURST_S, MAX_IN_BURST
+from tandem.worker.load_reports import Burst
 
 TOKEN = 0  # every token that is drawn
 EPOCH = "0"
@@ -149,7 +155,7 @@ class VirtualWorker:
         self.busy_s = 0.0
         self.own_prompts: set[str] = set()  # of answers of this worker; it computes these first
         self.posted: list[int] = []  # the tokens of prompts that it takes after the step
-        self._came: deque[tuple[float, str, int]] = deque(maxlen=MAX_IN_BURST)
+        self._burst = Burst()
         self._costs = costs = figures.costs
         self._overlap = figures.overlap
         self._device: Profile | None = None  # whose time steps take; None: that of the costs
@@ -203,13 +209,11 @@ class VirtualWorker:
     def came(self, request_id: str, num_tokens: int) -> None:
         """Note a prompt whose answer this worker gives."""
         self.own_prompts.add(request_id)
-        self._came.append((self._clock.now_s, request_id, num_tokens))
+        self._burst.add(self._clock.now_s, request_id, num_tokens)
 
     def just_come(self, request_id: str) -> tuple[int, float]:
-        """Return the tokens of the prompts, without this one, that just came; their positions."""
-        since_s = self._clock.now_s - BURST_S
-        came = [n for at_s, name, n in self._came if at_s >= since_s and name != request_id]
-        return sum(came), sum(n * n / 2 for n in came)
+        """Return what came with this prompt, as `Burst` does."""
+        return self._burst.just_come(self._clock.now_s, request_id)
 
     def prompt_seconds(self, num_tokens: int) -> float:
         """Return the seconds that computing a prompt's tokens takes, without its context."""
@@ -226,7 +230,7 @@ class VirtualWorker:
             report,
             num_waiting_tokens=report.num_waiting_tokens + num_new,
             num_own_prompt_tokens=report.num_own_prompt_tokens + num_new,
-            waiting_context=report.waiting_context + sum(n * n // 2 for n in self.posted),
+            waiting_context=report.waiting_context + int(sum(map(positions_of, self.posted))),
         )
 
     def report(self) -> LoadReport:

@@ -125,6 +125,11 @@ class KvEvent(Message, frozen=True):
     cleared: bool = False
 
 
+def positions_of(num_tokens: float, start: float = 0.0) -> float:
+    """Return the sum of the positions of so many tokens from `start` on, as costs count them."""
+    return num_tokens * (start + num_tokens / 2)
+
+
 class StepCosts(Message, frozen=True, tag=False):
     """The learned time of a worker's steps: linear in tokens and in tokens of context."""
 
@@ -137,7 +142,8 @@ class StepCosts(Message, frozen=True, tag=False):
     max_tokens_beside: _Tokens  # of prompts, in a step with decodes
     has_target: bool = False  # max_step_s is no longer than a target of the config
     ttft_target_s: Seconds | None = None  # of the first token, by the config
-    # Of the smaller of the decodes' constant and the prompts' cost, in a step with both.
+    # Of the smaller of the decodes' constant and the prompts' cost without that of positions, in a
+    # step with both.
     hidden_share: Share = 0.0
     prompt_floor_s: Seconds = 0.0  # that a step with prompts takes, however few; 0: none is known
     tile_tokens: _Tokens = (

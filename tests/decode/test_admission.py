@@ -8,8 +8,6 @@ import pytest
 
 from tandem.decode.admission import (
     CLAIM_SLACK_MS,
-    Decision,
-    PlacementCause,
     PrefillSide,
     decide,
     given_up,
@@ -22,6 +20,7 @@ from tandem.decode.admission import (
     without_room,
 )
 from tandem.decode.config import DisaggConfig, Policy
+from tandem.decode.decision import Decision, PlacementCause
 from tandem.decode.transfer_cost import TransferCost
 from tandem.queue.limits import MAX_DEADLINE_MS
 from tandem.router.predict import SHARE_TRIED, SURE_SHARE, PlaceLoad, Prediction, predict

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from prometheus_client import REGISTRY
 
-from tandem.decode.admission import Decision, PlacementCause
 from tandem.decode.config import DisaggConfig
+from tandem.decode.decision import Decision, PlacementCause
 from tandem.decode.metrics import DecodeMetrics
 from tandem.decode.requests import ActiveRequest
 from tandem.engine.schedule.outputs import LoadStats, SequenceOutput

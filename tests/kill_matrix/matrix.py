@@ -57,7 +57,7 @@ ROOMS = {
         ),
     ),
     "admission": Room(
-        _modules("decode", "admission", "transfer_cost"),
+        _modules("decode", "admission", "decision", "transfer_cost"),
         ("tests/decode/test_admission.py", "tests/decode/test_transfer_cost.py"),
     ),
     # The machines have schedules, too: tests/transfer/handoff/test_mutants.py.

@@ -92,5 +92,6 @@ def test_prompts_that_just_came_count_without_the_one_that_is_decided() -> None:
     for request_id, num_tokens in (("a", 1), ("b", 20), ("c", 300)):
         prompts.add(request_id, num_tokens)
     assert prompts.just_come("a") == (320, (20**2 + 300**2) / 2)
-    prompts._came = deque((at - BURST_S, *rest) for at, *rest in prompts._came)
+    burst = prompts._burst
+    burst._came = deque((at - BURST_S, *rest) for at, *rest in burst._came)
     assert prompts.just_come("a") == (0, 0)

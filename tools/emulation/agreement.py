@@ -1,4 +1,4 @@
-"""How far an emulated cluster, a real one and a simulated one agree about the same requests.
+"""The figures of an emulated cluster, a real one and a simulated one under the same requests.
 
 python -m tools.emulation.agreement --rate 30 50
 python -m tools.emulation.agreement --model FOLDER --emulate fitted.yaml --workers 1 --pace 1
@@ -24,21 +24,18 @@ from tandem.bench.load.trace_formats import TraceEntry
 from tandem.bench.report.console import say
 from tandem.bench.report.options import option, parse
 from tandem.bench.stack.served_stack import served
-from tandem.decode.config import DisaggConfig
 from tandem.emulation.profile import load_profile
 from tandem.launch.simulation.arrivals import CORNERS, corner
-from tandem.launch.simulation.cluster import Setup, VirtualCluster
-from tandem.launch.simulation.emulated import figures_of_profile, handoff_time_of
+from tandem.launch.simulation.cluster import VirtualCluster
+from tandem.launch.simulation.compared import WARM_UP_SHARE
+from tandem.launch.simulation.emulated import setup_of_profile
 from tandem.launch.simulation.layout import Layout, layouts_of
 from tandem.launch.simulation.load import PlannedLoad
-from tandem.launch.simulation.rates import both_targets
-from tandem.prefill.config import PrefillConfig
-from tandem.router.config import RouterConfig
+from tandem.launch.simulation.rates import both_targets, disagg_of
 from tandem.runtime.errors import ConfigError, ServiceError, TandemError
 
 MODULE = "tools.emulation.agreement"
 WARM_UP_REQUESTS = 24  # of which workers learn what their steps cost
-WARM_UP_SHARE = 0.15  # of a run's seconds, whose requests are not counted
 NUM_SIMULATED = 5  # with other ties each: what chance moves
 FAR = 0.10  # a difference beyond which a figure is marked
 EXIT_FAILED = 1
@@ -142,17 +139,8 @@ class Agreement:
     def simulated(self, seed: int) -> Figures:
         """Return what `tandem plan --emulate` finds of the layout; `seed` is of the ties."""
         options, device = self._options, load_profile(self._options.emulate)
-        ttft_ms, itl_ms = options.slos["ttft"], options.slos["tpot"]
-        figures = figures_of_profile(device)
-        setup = Setup(
-            figures,
-            DisaggConfig(ttft_target_ms=ttft_ms, itl_target_ms=itl_ms),
-            PrefillConfig(),
-            RouterConfig(),
-            handoff_time_of(device),
-            seed=seed,
-            device=device,
-        )
+        setup = setup_of_profile(device, disagg_of(options.slos), seed)
+        figures = setup.figures
         load = PlannedLoad(self._bench, options.seed, figures.block_size, figures.max_tokens)
         outcome = VirtualCluster(self._layout, setup).run(load, lambda num_finished: None)
         return figures_of(outcome.records, options)

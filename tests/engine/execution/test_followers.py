@@ -9,15 +9,12 @@ from queue import SimpleQueue
 import psutil
 import pytest
 
-from tandem.engine.core.engine import Engine
 from tandem.engine.execution.followers import Followers
 from tandem.engine.execution.model_runner import ModelRunner
-from tandem.engine.schedule.sequence import Sequence
 from tandem.engine.step.outcome import DeviceLostError
 from tandem.models.random_model import write_random_model
 from tandem.runtime.errors import CapacityError
-from tandem.runtime.wire.messages import SamplingParams, StopConditions
-from tests.engine.ranks.running import bits_of, config_of
+from tests.engine.ranks.running import bits_of, config_of, lose_rank
 
 
 @pytest.fixture
@@ -35,11 +32,6 @@ def runner(model: Path) -> Iterator[ModelRunner]:
 def followers_of(runner: ModelRunner) -> Followers:
     assert runner.followers is not None
     return runner.followers
-
-
-def add(engine: Engine) -> None:
-    stop = StopConditions(max_tokens=2000, ignore_eos=True)
-    engine.add(Sequence("a", [3, 4, 5], 3, SamplingParams(temperature=0.0), stop))
 
 
 @pytest.mark.slow
@@ -70,20 +62,9 @@ def test_the_other_ranks_end_with_close_and_no_signal_of_a_shell_ends_them(
 def test_a_rank_that_ends_or_stops_is_named_and_ends_the_others(
     runner: ModelRunner, number: signal.Signals, is_busy: bool
 ) -> None:
-    followers, lost = followers_of(runner), SimpleQueue[DeviceLostError]()
-    followers.listen(lost.put)
-    engine, [pid] = Engine(runner.config, runner), followers.pids
-    add(engine)
-    engine.step()
-    os.kill(pid, number)
-    if is_busy:
-        with pytest.raises(DeviceLostError, match=f"by {number.name}"):
-            while engine.step():
-                pass
-    error = lost.get(timeout=30)
-    assert f"rank 1 of 2 (pid {pid})" in error.message and "step" in error.message
-    with pytest.raises(DeviceLostError):
-        engine.step()
+    followers, [pid] = followers_of(runner), followers_of(runner).pids
+    error = lose_rank(runner, number, is_busy=is_busy)
+    assert "step" in error.message
     runner.close()
     assert not psutil.pid_exists(pid)
     later = SimpleQueue[DeviceLostError]()

@@ -1,15 +1,20 @@
 """The bits that an engine computes: of its answers, and of its KV pool."""
 
 import hashlib
+import os
 import random
+import signal
 from pathlib import Path
+from queue import SimpleQueue
 
+import pytest
 import torch
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.core.engine import Engine
 from tandem.engine.execution.model_runner import ModelRunner
 from tandem.engine.schedule.sequence import Sequence
+from tandem.engine.step.outcome import DeviceLostError
 from tandem.runtime.wire.messages import SamplingParams, StopConditions
 
 REQUESTS = [
@@ -48,3 +53,32 @@ def bits_of(runner: ModelRunner, vocab_size: int) -> tuple[str, str]:
     pool = runner.kv_cache.tensor.view(torch.uint8).numpy()
     said = repr(sorted(answers.items())).encode()
     return hashlib.sha256(said).hexdigest(), hashlib.sha256(pool).hexdigest()
+
+
+def add_long(engine: Engine) -> None:
+    """Add a sequence that goes on for as long as a test looks."""
+    stop = StopConditions(max_tokens=2000, ignore_eos=True)
+    engine.add(Sequence("a", [3, 4, 5], 3, SamplingParams(temperature=0.0), stop))
+
+
+def lose_rank(runner: ModelRunner, number: signal.Signals, *, is_busy: bool) -> DeviceLostError:
+    """End or stop rank 1 of 2 by a signal; return the error that the listener is told.
+
+    What it says and that the engine gets one too is asserted.
+    """
+    followers, lost = runner.followers, SimpleQueue[DeviceLostError]()
+    assert followers is not None
+    followers.listen(lost.put)
+    engine, [pid] = Engine(runner.config, runner), followers.pids
+    add_long(engine)
+    engine.step()
+    os.kill(pid, number)
+    if is_busy:
+        with pytest.raises(DeviceLostError, match=f"by {number.name}"):
+            while engine.step():
+                pass
+    error = lost.get(timeout=30)
+    assert f"rank 1 of 2 (pid {pid})" in error.message
+    with pytest.raises(DeviceLostError):
+        engine.step()
+    return error

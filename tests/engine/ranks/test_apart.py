@@ -3,10 +3,8 @@
 Their devices are CPUs here, which gather by gloo.
 """
 
-import os
 import signal
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import psutil
@@ -15,14 +13,10 @@ import torch
 
 from tandem.engine.architecture.config import ModelConfig
 from tandem.engine.architecture.shard import Shard
-from tandem.engine.core.engine import Engine
 from tandem.engine.execution.model_runner import ModelRunner
 from tandem.engine.ranks.apart import ApartRank
-from tandem.engine.schedule.sequence import Sequence
-from tandem.engine.step.outcome import DeviceLostError
 from tandem.models.random_model import write_random_model
-from tandem.runtime.wire.messages import SamplingParams, StopConditions
-from tests.engine.ranks.running import bits_of, config_of
+from tests.engine.ranks.running import bits_of, config_of, lose_rank
 from tests.engine.step_doubles import CallAgain
 
 ROOT = Path(__file__).parents[3]
@@ -89,22 +83,11 @@ def test_all_ranks_replay_the_decode_steps_that_rank_0_replays(
 def test_a_rank_that_ends_or_stops_is_named_and_ends_the_others(
     tmp_path: Path, number: signal.Signals, is_busy: bool
 ) -> None:
-    runner, lost = ModelRunner(config_of(write_random_model(tmp_path), 2)), SimpleQueue[Exception]()
+    runner = ModelRunner(config_of(write_random_model(tmp_path), 2))
     try:
         assert runner.followers is not None
-        runner.followers.listen(lost.put)
-        engine, [pid] = Engine(runner.config, runner), runner.followers.pids
-        stop = StopConditions(max_tokens=2000, ignore_eos=True)
-        engine.add(Sequence("a", [3, 4, 5], 3, SamplingParams(temperature=0.0), stop))
-        engine.step()
-        os.kill(pid, number)
-        if is_busy:
-            with pytest.raises(DeviceLostError, match=f"by {number.name}"):
-                while engine.step():
-                    pass
-        assert f"rank 1 of 2 (pid {pid})" in str(lost.get(timeout=30))
-        with pytest.raises(DeviceLostError):
-            engine.step()
+        [pid] = runner.followers.pids
+        lose_rank(runner, number, is_busy=is_busy)
     finally:
         runner.close()
     assert not psutil.pid_exists(pid)

@@ -9,6 +9,7 @@ import os
 import random
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -83,10 +84,10 @@ def run(exchange: DeviceExchange) -> dict[str, list[torch.Tensor]]:
     return found
 
 
-def main(num_ranks: int, folder: Path) -> None:
-    memory = mmap.mmap(-1, num_ranks * MEMORY_BYTES)
-    first = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
-    addresses = [first + rank * MEMORY_BYTES for rank in range(num_ranks)]
+def save_of_each(
+    num_ranks: int, folder: Path, run_rank: Callable[[int], dict[str, list[torch.Tensor]]]
+) -> None:
+    """Save what each rank, a process of its own, returns to a file of the folder."""
     rank, others = 0, []
     for other in range(1, num_ranks):
         pid = os.fork()
@@ -94,12 +95,22 @@ def main(num_ranks: int, folder: Path) -> None:
             rank, others = other, []
             break
         others.append(pid)
-    exchange = DeviceExchange(Memory(rank, num_ranks, addresses), torch.device("cpu"))
-    torch.save(run(exchange), folder / f"{rank}.pt")
+    torch.save(run_rank(rank), folder / f"{rank}.pt")
     if rank:
         os._exit(0)
     for pid in others:
         assert os.waitpid(pid, 0)[1] == 0
+
+
+def main(num_ranks: int, folder: Path) -> None:
+    memory = mmap.mmap(-1, num_ranks * MEMORY_BYTES)
+    first = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+    addresses = [first + rank * MEMORY_BYTES for rank in range(num_ranks)]
+
+    def run_rank(rank: int) -> dict[str, list[torch.Tensor]]:
+        return run(DeviceExchange(Memory(rank, num_ranks, addresses), torch.device("cpu")))
+
+    save_of_each(num_ranks, folder, run_rank)
 
 
 if __name__ == "__main__":

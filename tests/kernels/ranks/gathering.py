@@ -1,6 +1,5 @@
 """Ranks as processes that gather by gloo. `gathering NUM FOLDER`: each saves what it got there."""
 
-import os
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import torch
 
 from tandem.kernels.ranks.gathered import TWO_STEP_NUMBERS, GatheredExchange
-from tests.kernels.ranks.forked import columns, logits, parts, rows
+from tests.kernels.ranks.forked import columns, logits, parts, rows, save_of_each
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = ((0, 8), (1, 1), (3, 65), (2, 2100), (TWO_STEP_NUMBERS // 64, 64), (513, 1023))
@@ -33,19 +32,10 @@ def run(exchange: GatheredExchange) -> dict[str, list[torch.Tensor]]:
 
 
 def main(num_ranks: int, folder: Path) -> None:
-    rank, others = 0, []
-    for other in range(1, num_ranks):
-        pid = os.fork()
-        if pid == 0:
-            rank, others = other, []
-            break
-        others.append(pid)
-    exchange = GatheredExchange(str(folder), rank, num_ranks, torch.device("cpu"), 60.0)
-    torch.save(run(exchange), folder / f"{rank}.pt")
-    if rank:
-        os._exit(0)
-    for pid in others:
-        assert os.waitpid(pid, 0)[1] == 0
+    def run_rank(rank: int) -> dict[str, list[torch.Tensor]]:
+        return run(GatheredExchange(str(folder), rank, num_ranks, torch.device("cpu"), 60.0))
+
+    save_of_each(num_ranks, folder, run_rank)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,14 @@ from tandem.decode.config import DisaggConfig, Policy
 from tandem.emulation.profile import Profile, load_profile
 from tandem.engine.schedule.step_cost import StepWork
 from tandem.launch.simulation.cluster import Setup, VirtualCluster
-from tandem.launch.simulation.emulated import figures_of_profile, handoff_time_of
+from tandem.launch.simulation.emulated import (
+    figures_of_profile,
+    handoff_time_of,
+    setup_of_profile,
+)
 from tandem.launch.simulation.load import PlannedRequest
 from tandem.launch.simulation.worker import HandoffTime, VirtualWorker
 from tandem.prefill.config import PrefillConfig
-from tandem.router.config import RouterConfig
 from tandem.router.predict import PlaceLoad
 from tests.launch.simulation.setups import layout
 
@@ -22,15 +25,7 @@ DEVICE = load_profile("h100/llama-3.1-8b")
 
 
 def setup_of(device: Profile) -> Setup:
-    return Setup(
-        figures_of_profile(device),
-        DisaggConfig(),
-        PrefillConfig(),
-        RouterConfig(),
-        handoff_time_of(device),
-        seed=0,
-        device=device,
-    )
+    return setup_of_profile(device, DisaggConfig())
 
 
 def requests(

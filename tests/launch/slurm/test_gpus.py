@@ -1,4 +1,4 @@
-"""What a worker gets from a real Slurm whose nodes have GPUs and two threads on each core."""
+"""The GPUs and cores of a worker on a real Slurm, whose nodes have two threads on each core."""
 
 import shutil
 import subprocess

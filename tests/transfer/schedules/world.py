@@ -158,7 +158,7 @@ class World(DecodeSide):
             self.writes.remove(write)
 
     def end_stray(self, write: Write, *, lands: bool) -> None:
-        """What is left of a failed write lands, or is lost; there is no notice of either."""
+        """The rest of a failed write lands or is lost, and no notice tells which."""
         self.stray.remove(write)
         if lands:
             self.move(write, len(write.posted.ordinals))
