@@ -42,7 +42,7 @@ class _Kept(msgspec.Struct, frozen=True):
     predicted_ms: float
 
     @staticmethod
-    def of(active: ActiveRequest) -> "_Kept | None":
+    def of(active: ActiveRequest, outcome: str = "running") -> "_Kept | None":
         """Return the facts about a request; None before its prompt has a place."""
         first, last = active.first_decision, active.decision
         if first is None or last is None:
@@ -53,7 +53,7 @@ class _Kept(msgspec.Struct, frozen=True):
             last,
             active.request.routed,
             active.timeline,
-            active.outcome if active.done.done() else "running",
+            outcome,
             active.seq.num_prompt_tokens,
             active.num_cached_tokens,
             active.prefill_instance or "",
@@ -68,9 +68,9 @@ class Explanations:
         self._me, self._active = instance_id, active
         self._ended: deque[_Kept] = deque(maxlen=MAX_REMEMBERED)
 
-    def ended(self, active: ActiveRequest) -> None:
+    def ended(self, active: ActiveRequest, outcome: str) -> None:
         """Keep a request that has ended."""
-        if (kept := _Kept.of(active)) is not None:
+        if (kept := _Kept.of(active, outcome)) is not None:
             self._ended.append(kept)
 
     async def send(self, payload: bytes, context: RequestContext, answer: Responder) -> None:

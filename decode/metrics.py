@@ -4,7 +4,7 @@ import contextlib
 from collections import Counter as Counts
 from typing import Any
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
 from tandem.decode.config import DisaggConfig
 from tandem.decode.requests import ActiveRequest
@@ -87,6 +87,7 @@ class DecodeMetrics:
             ["model"],
         )
         self._num_preemptions = 0  # counted so far
+        self._aims: DisaggConfig | None = None  # whose targets are recorded
         self._excluded = gauge(
             "decode_excluded_prefill_workers",
             "Prefill workers that get no work because their KV failed verification repeatedly",
@@ -104,9 +105,9 @@ class DecodeMetrics:
         self._blocks = gauge("decode_kv_blocks", "KV blocks by state", ["model", "state"])
         self._sequences = gauge("decode_sequences", "Sequences by state", ["model", "state"])
 
-    def finished(self, active: ActiveRequest) -> None:
+    def finished(self, active: ActiveRequest, outcome: str) -> None:
         """Record a stream that has ended."""
-        self._of(self._requests, active.outcome).inc()
+        self._of(self._requests, outcome).inc()
         if active.decision is None:
             return
         place = active.decision.place
@@ -121,7 +122,7 @@ class DecodeMetrics:
                 self._of(self._prediction_error, place).observe(error)
         self._observe_handoff(stages)
 
-    def _of(self, metric: Counter | Histogram, *labels: str) -> Any:
+    def _of(self, metric: Counter | Gauge | Histogram, *labels: str) -> Any:
         """Return the series of a metric; the library's own search for it takes 4 µs."""
         key = metric, *labels
         series = self._series.get(key)
@@ -148,7 +149,7 @@ class DecodeMetrics:
         self._handoffs.labels(self._model, _END_OF.get(cause, cause)).inc()
 
     def excluded(self, num_instances: int) -> None:
-        self._excluded.labels(self._model).set(num_instances)
+        self._of(self._excluded).set(num_instances)
 
     def queued(self, depth: QueueDepth | None) -> None:
         """Record the depth of the queue; None without a prefill worker, when it is not read.
@@ -163,6 +164,9 @@ class DecodeMetrics:
 
     def targets(self, disagg: DisaggConfig) -> None:
         """Record the targets in force; a target that is not set has no series."""
+        if disagg is self._aims:
+            return
+        self._aims = disagg
         for target, ms in (("ttft", disagg.ttft_target_ms), ("itl", disagg.itl_target_ms)):
             if ms is not None:
                 self._targets.labels(self._model, target).set(ms / 1e3)
@@ -179,12 +183,12 @@ class DecodeMetrics:
 
     def loaded(self, load: LoadStats) -> None:
         """Record the engine's load."""
-        self._blocks.labels(self._model, "total").set(load.num_blocks)
-        self._blocks.labels(self._model, "free").set(load.num_free_blocks)
-        self._blocks.labels(self._model, "cached").set(load.num_cached_blocks)
-        self._sequences.labels(self._model, "running").set(load.num_running)
-        self._sequences.labels(self._model, "waiting").set(load.num_waiting)
-        self._blocks.labels(self._model, "quarantined").set(load.num_quarantined_blocks)
-        self._sequences.labels(self._model, "remote").set(load.num_remote)
-        self._preemptions.labels(self._model).inc(load.num_preemptions - self._num_preemptions)
+        self._of(self._blocks, "total").set(load.num_blocks)
+        self._of(self._blocks, "free").set(load.num_free_blocks)
+        self._of(self._blocks, "cached").set(load.num_cached_blocks)
+        self._of(self._sequences, "running").set(load.num_running)
+        self._of(self._sequences, "waiting").set(load.num_waiting)
+        self._of(self._blocks, "quarantined").set(load.num_quarantined_blocks)
+        self._of(self._sequences, "remote").set(load.num_remote)
+        self._of(self._preemptions).inc(load.num_preemptions - self._num_preemptions)
         self._num_preemptions = load.num_preemptions

@@ -250,12 +250,12 @@ class DecodeRole:
     def _finished(self, active: ActiveRequest) -> None:
         """Remove an ended stream from the engine and account for it."""
         request_id = active.request.request_id
-        is_whole = not active.done.cancelled() and active.done.exception() is None
+        outcome = active.outcome
         self.tickets.cancel(active)
-        if not is_whole:
+        if outcome != "finished":
             self.loop.post(lambda engine: engine.abort(request_id))
-        self.metrics.finished(active)
-        self._explanations.ended(active)
+        self.metrics.finished(active, outcome)
+        self._explanations.ended(active, outcome)
         active.record_in(self._worker.trace)
         if active.decision is not None and logger.isEnabledFor(logging.DEBUG):
             logger.debug(
@@ -266,7 +266,7 @@ class DecodeRole:
                 active.seq.num_prompt_tokens,
                 active.num_cached_tokens,
                 active.num_sent_tokens,
-                "done" if is_whole else "broken off",
+                outcome,
             )
 
     def on_outputs(self, outputs: list[SequenceOutput]) -> None:

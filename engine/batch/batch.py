@@ -77,7 +77,7 @@ class Rows:
     block_tables: torch.Tensor  # [num_rows, max_blocks]
 
     def __len__(self) -> int:
-        return len(self.batch_rows)
+        return self.batch_rows.shape[0]
 
 
 @dataclass(slots=True)

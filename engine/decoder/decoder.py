@@ -86,7 +86,7 @@ class Model:
             self._step_options(kind, batch.of_group(group), kv_cache) for kind, group in self._kinds
         ]
         hidden = self._embed(batch.token_ids)
-        is_fused = len(hidden) <= self._max_fused_tokens
+        is_fused = hidden.shape[0] <= self._max_fused_tokens
         normed = hidden if is_fused else self._normed(hidden, self._first_norm)
         kernels, last = self._kernels, len(self._layers) - 1
         layer_caches = kv_cache.unbind(1)
@@ -130,7 +130,7 @@ class Model:
 
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the residual stream [num_tokens, hidden_size]."""
-        shape = len(token_ids), self._config.hidden_size
+        shape = token_ids.shape[0], self._config.hidden_size
         hidden = torch.empty(shape, dtype=self._dtype, device=self._embedding.device)
         self._kernels.embed(token_ids, self._embedding, hidden)
         if self._embedding_multiplier != 1:

@@ -101,13 +101,15 @@ class LoadStats(Backlog, frozen=True, kw_only=True):
 
 def backlog_of(scheduler: Scheduler) -> Backlog:
     """Return the part of `load_of` that each decision about a prompt depends on."""
-    num_waiting_prompt_tokens = num_own_prompt_tokens = 0
-    waiting_context = 0.0
+    num_waiting_tokens = num_own_prompt_tokens = squares = 0
     for seq in scheduler.waiting.values():
-        num_waiting_prompt_tokens += len(seq.token_ids)
-        num_own_prompt_tokens += 0 if seq.prefill_only else len(seq.token_ids)
-        waiting_context += positions_of(len(seq.token_ids))
-    num_waiting_tokens = num_waiting_prompt_tokens
+        num_tokens = len(seq.token_ids)
+        num_waiting_tokens += num_tokens
+        squares += num_tokens * num_tokens
+        if not seq.prefill_only:
+            num_own_prompt_tokens += num_tokens
+    waiting_context = squares / 2  # as `positions_of` counts, which is slower for each of many
+    num_waiting_prompt_tokens = num_waiting_tokens
     num_running_prompt_tokens = num_decodes = decode_context = 0
     for seq in scheduler.running.values():
         num_known = seq.num_known_tokens

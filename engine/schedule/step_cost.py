@@ -97,7 +97,7 @@ class LinearCost:
         self._slack_s = slack_s
         self._gram = [[0.0] * num_features for _ in range(num_features)]
         self._moment = [0.0] * num_features
-        self._weights = [0.0] * num_features
+        self.weights = [0.0] * num_features
 
     def observe(self, features: list[float], seconds: float) -> None:
         """Learn from one step. Outliers are cut: a step may have compiled a kernel."""
@@ -109,20 +109,16 @@ class LinearCost:
             row = zip(self._gram[i], features, strict=True)
             self._gram[i] = [decay * old + left * right for old, right in row]
             self._moment[i] = decay * self._moment[i] + left * seconds
-        self._weights = _solve_non_negative(self._gram, self._moment, self._weights)
+        self.weights = _solve_non_negative(self._gram, self._moment, self.weights)
 
     def begin_with(self, weights: list[float]) -> None:
         """Start from `weights`, as if each feature had been observed once, alone."""
         for i, weight in enumerate(weights):
             self._gram[i][i], self._moment[i] = 1.0, weight
-        self._weights = list(weights)
+        self.weights = list(weights)
 
     def predict(self, features: list[float]) -> float:
-        return math.fsum(map(operator.mul, self._weights, features))
-
-    @property
-    def weights(self) -> list[float]:
-        return self._weights
+        return math.fsum(map(operator.mul, self.weights, features))
 
 
 class StepCost:

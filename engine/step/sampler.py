@@ -104,7 +104,7 @@ class Sampler:
         """
         device, num_tops = logits.device, plan.num_tops
         out = new_sampled_rows(
-            len(logits), len(num_tops), max(num_tops.values(), default=0), device
+            logits.shape[0], len(num_tops), max(num_tops.values(), default=0), device
         )
         if plan.masked is not None and (masks := plan.masked.tensors(device)) is not None:
             self._mask_logits(logits, masks)

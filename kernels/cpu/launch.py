@@ -306,7 +306,7 @@ def _attention(
         DTYPES[kv_cache.dtype],
         DTYPES[out.dtype],
     )
-    if _attend(ctypes.addressof(call), len(context_lens), torch.get_num_threads()):
+    if _attend(ctypes.addressof(call), context_lens.shape[0], torch.get_num_threads()):
         raise MemoryError("no memory for attention")
 
 

@@ -69,13 +69,14 @@ class SegmentedLinear:
             x = x.float()
         assert x.dtype == self._dtype and x.stride(1) == 1 and x.shape[1] == self._in_size
         assert x.dtype == torch.float32 or x.stride(0) % 2 == 0
-        out = torch.empty(len(x), self._out_size, dtype=dtype)
+        num_tokens = x.shape[0]  # `len` of a tensor takes longer than all of this
+        out = torch.empty(num_tokens, self._out_size, dtype=dtype)
         _linear_in_segments(
             ctypes.addressof(self._matrix),
             ctypes.addressof(self._segments),
             x.data_ptr(),
             out.data_ptr(),
-            len(x),
+            num_tokens,
             self._out_size,
             x.stride(0),
             DTYPES[dtype],

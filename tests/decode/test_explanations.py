@@ -80,7 +80,7 @@ async def test_a_remote_prefill_that_was_given_up_keeps_its_first_decision() -> 
     explanations, gone = Explanations("d1", {}), active("r")
     gone.place_again(given_up("deadline"))
     gone.done.set_result(None)
-    explanations.ended(gone)
+    explanations.ended(gone, gone.outcome)
     [found] = await told(explanations, "r")
     assert (found.place, found.last_place) == ("remote", "local")
     assert (found.outcome, found.last_reason) == ("finished", "remote failed: deadline")
@@ -99,7 +99,7 @@ async def test_the_last_requests_are_remembered_and_no_more() -> None:
     for number in range(MAX_REMEMBERED + 1):
         each = active(f"r{number}-0")
         each.done.set_result(None)
-        explanations.ended(each)
+        explanations.ended(each, each.outcome)
     assert await told(explanations, "r0") == []
     assert len(await told(explanations, "r1")) == 1  # by the id of all its sequences
     assert len(await told(explanations, f"r{MAX_REMEMBERED}-0")) == 1

@@ -145,7 +145,7 @@ async def test_a_handoff_is_observed_by_stage_and_by_interval() -> None:
     metrics = DecodeMetrics(model)
     active, _ = handed_off()
     active.emit(SequenceOutput("r-1", [8], finish_reason="length"))
-    metrics.finished(active)
+    metrics.finished(active, active.outcome)
     for stage in ("queued", "computed", "last_write", "landed", "verified", "first_step"):
         assert value("decode_handoff_stage_seconds_count", model=model, stage=stage) == 1, stage
     for stage in ("received", "first_token"):
@@ -169,7 +169,7 @@ async def test_local_and_taken_back_prompts_are_no_handoffs() -> None:
     for active in (local, taken_back):
         active.emit(SequenceOutput("r-1", [7]))
         active.emit(SequenceOutput("r-1", [8], finish_reason="length"))
-        metrics.finished(active)
+        metrics.finished(active, active.outcome)
     assert value("decode_first_token_seconds_count", model=model, place="local") == 2
     stages = {
         stage: value("decode_handoff_stage_seconds_count", model=model, stage=stage)
