@@ -12,7 +12,7 @@ from tandem.router.predict import SURE_SHARE, Prediction
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.plane.server import Responder
-from tandem.runtime.tracing.timeline import Timeline
+from tandem.runtime.tracing.timeline import in_order
 from tandem.runtime.wire.decoding import decoder
 from tandem.runtime.wire.explain_messages import (
     MAX_REMEMBERED,
@@ -28,13 +28,13 @@ _decode_request = decoder(ExplainRequest, InvalidRequestError)
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """References to what a request has at its end; its tokens are not kept."""
+    """What is kept of a request; its tokens are not."""
 
     request_id: str
     first: Decision
     last: Decision
     routed: Routed | None
-    timeline: Timeline
+    timeline_ms: Mapping[str, float]  # by stage, in any order
     outcome: str
     num_prompt_tokens: int
     num_cached_tokens: int
@@ -52,7 +52,7 @@ class _Kept(msgspec.Struct, frozen=True):
             first,
             last,
             active.request.routed,
-            active.timeline,
+            active.timeline.marks,
             outcome,
             active.seq.num_prompt_tokens,
             active.num_cached_tokens,
@@ -61,23 +61,28 @@ class _Kept(msgspec.Struct, frozen=True):
         )
 
 
+_encode_kept = msgspec.msgpack.Encoder().encode
+_decode_kept = msgspec.msgpack.Decoder(_Kept).decode
+
+
 class Explanations:
     """The requests that run, `active`, and the last MAX_REMEMBERED that have ended."""
 
     def __init__(self, instance_id: str, active: Mapping[str, ActiveRequest]) -> None:
         self._me, self._active = instance_id, active
-        self._ended: deque[_Kept] = deque(maxlen=MAX_REMEMBERED)
+        # Encoded: the objects of so many requests would push those in use out of the caches.
+        self._ended: deque[bytes] = deque(maxlen=MAX_REMEMBERED)
 
     def ended(self, active: ActiveRequest, outcome: str) -> None:
         """Keep a request that has ended."""
         if (kept := _Kept.of(active, outcome)) is not None:
-            self._ended.append(kept)
+            self._ended.append(_encode_kept(kept))
 
     async def send(self, payload: bytes, context: RequestContext, answer: Responder) -> None:
         """Answer an ExplainRequest."""
         wanted = _decode_request(payload).request_id
         running = (_Kept.of(active) for active in list(self._active.values()))
-        every = [*self._ended, *(kept for kept in running if kept is not None)]
+        every = [*map(_decode_kept, self._ended), *(kept for kept in running if kept is not None)]
         found = [_explained(self._me, kept) for kept in every if _is_of(kept.request_id, wanted)]
         answer.send(encode(PromptExplanations(found)))
 
@@ -107,7 +112,7 @@ def _explained(me: str, kept: _Kept) -> PromptExplanation:
         ttft_target_ms=first.ttft_target_ms,
         itl_target_ms=first.itl_target_ms,
         predicted_ms=kept.predicted_ms,
-        timeline_ms=kept.timeline.ms(),
+        timeline_ms=in_order(kept.timeline_ms),
     )
 
 

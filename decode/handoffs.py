@@ -204,7 +204,9 @@ class RemotePrefill:
         return is_still_remote(
             config,
             self._num_uncached_tokens,
-            self._remotes.view.side(engine, active.seq, config.claim_timeout_ms / 1e3),
+            self._remotes.view.side(
+                engine, active.seq, longest_silence_s=config.claim_timeout_ms / 1e3
+            ),
             num_cached_tokens=active.num_cached_tokens,
             waited_ms=active.timeline.elapsed_s() * 1e3,
         )

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections import Counter as Counts
+from collections.abc import Mapping
 from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
@@ -113,7 +114,7 @@ class DecodeMetrics:
         place = active.decision.place
         self._of(self._prefills, place, active.decision.cause).inc()
         self.prompts[place, active.decision.cause] += 1
-        stages = active.timeline.ms()
+        stages = active.timeline.marks
         if "first_token" in stages:
             first_token_s = stages["first_token"] / 1e3
             self._of(self._first_token, place).observe(first_token_s)
@@ -130,7 +131,7 @@ class DecodeMetrics:
             series = self._series[key] = metric.labels(self._model, *labels)
         return series
 
-    def _observe_handoff(self, stages_ms: dict[str, float]) -> None:
+    def _observe_handoff(self, stages_ms: Mapping[str, float]) -> None:
         kind = course(stages_ms)
         if kind == "local":
             return

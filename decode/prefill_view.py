@@ -63,11 +63,16 @@ class PrefillView:
         self._num_taken_tokens += num_tokens
 
     def side(
-        self, engine: Engine, seq: Sequence, longest_silence_s: float = REPORT_LIFETIME_S
+        self,
+        engine: Engine,
+        seq: Sequence,
+        num_following_tokens: int = 0,
+        longest_silence_s: float = REPORT_LIFETIME_S,
     ) -> PrefillSide:
         """Return the prefill side for a prompt as of now. On the engine thread.
 
-        Loads that were reported longer ago than `longest_silence_s` are left out.
+        So many tokens of prompts have come after it. Loads that were reported longer ago than
+        `longest_silence_s` are left out.
         """
         side, depth = self._side, self.queue_depth
         helpers = self._helpers(seq.num_tokens)
@@ -79,7 +84,7 @@ class PrefillView:
         side.num_queued_jobs = max(depth.num_jobs, self.num_reserved - self.num_taken)
         num_unclaimed_tokens = self._num_reserved_tokens - self._num_taken_tokens
         side.num_ticket_tokens = max(depth.num_tokens, num_unclaimed_tokens)
-        side.here = _place_here(engine.backlog())
+        side.here = _place_here(engine.backlog(), num_following_tokens)
         side.others = ()
         if helpers:
             just_come = self._own_prompts.just_come(seq.request_id)
@@ -182,7 +187,7 @@ def _borrowing(here: PlaceLoad, instance_id: str, report: LoadReport | None) -> 
     return place
 
 
-def _place_here(load: Backlog) -> PlaceLoad | None:
+def _place_here(load: Backlog, num_following_tokens: int = 0) -> PlaceLoad | None:
     if load.costs is None:
         return None
     return PlaceLoad(
@@ -191,4 +196,5 @@ def _place_here(load: Backlog) -> PlaceLoad | None:
         load.decode_context,
         load.num_waiting_tokens,
         waiting_context=load.waiting_context,
+        num_following_tokens=num_following_tokens,
     )

@@ -6,7 +6,6 @@ import logging
 import random
 
 from tandem.decode.admission import (
-    PrefillSide,
     decide,
     with_targets,
     without_room,
@@ -22,7 +21,6 @@ from tandem.decode.requests import ActiveRequest
 from tandem.decode.thresholds import LiveThresholds
 from tandem.engine.core.engine import Engine
 from tandem.engine.schedule.outputs import LoadStats, SequenceOutput
-from tandem.router.predict import shared_step_s
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.bus.events import load_subject
 from tandem.runtime.context import RequestContext
@@ -217,7 +215,9 @@ class DecodeRole:
         engine.aim(config.itl_target_ms, config.ttft_target_ms)
         try:
             num_cached = engine.prefix_hit(seq)
-            num_uncached, side = seq.num_tokens - num_cached, self.prefill_view.side(engine, seq)
+            num_uncached = seq.num_tokens - num_cached
+            num_following = sum(list(self._unplaced.values()))
+            side = self.prefill_view.side(engine, seq, num_following)
             decision = decide(
                 with_targets(config, active.request.targets),
                 num_uncached,
@@ -235,17 +235,10 @@ class DecodeRole:
                     self._aio.call_soon_threadsafe(self.tickets.start, active, reservation)
                     return
                 decision = without_room(decision, engine.scheduler.has_row)
-            active.place(decision, self._shared_s(side, num_uncached))
+            active.place(decision, decision.places[0].shared_s if decision.places else 0.0)
             engine.add(seq)
         except TandemError as error:
             self._aio.call_soon_threadsafe(active.fail, error)
-
-    def _shared_s(self, side: PrefillSide, num_uncached: int) -> float:
-        """Return the seconds by which prompts that are not placed yet lengthen its last step."""
-        num_following = sum(list(self._unplaced.values()))
-        if side.here is None or not num_following:
-            return 0.0
-        return shared_step_s(side.here, num_uncached, num_following)
 
     def _finished(self, active: ActiveRequest) -> None:
         """Remove an ended stream from the engine and account for it."""

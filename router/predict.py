@@ -47,6 +47,7 @@ class PlaceLoad(Struct, gc=False):
     instance_id: str = ""  # of the worker; empty: this one
     num_own_tokens: int = 0  # of num_waiting_tokens: of prompts that the worker answers itself
     waiting_context: float = 0.0  # the positions of num_waiting_tokens, summed
+    num_following_tokens: int = 0  # of prompts that have come by now and are computed after it
 
     def behind(self, num_tokens: int, context: float = 0.0) -> "PlaceLoad":
         """Return the load with so many tokens more that come first."""
@@ -201,6 +202,7 @@ class Prediction(Struct, frozen=True, gc=False):
     answers_weight: float = 0.0  # of these together, beside a first token
     step_s: float = 0.0  # the longest that these answers wait for a token meanwhile
     instance_id: str = ""  # as in its PlaceLoad
+    shared_s: float = 0.0  # by which the prompts that follow it lengthen its last step; not counted
 
     @property
     def first_token_s(self) -> float:
@@ -220,6 +222,7 @@ def predict(
     compute_s = pace.compute_s(num_uncached, num_cached)
     longest_s = max(load.costs.max_step_s, pace.decode_s, pace.floor_s)
     step_s = min(compute_s, longest_s) if load.num_decodes else 0.0
+    num_following = load.num_following_tokens
     return Prediction(
         pace.wait_s,
         compute_s,
@@ -228,17 +231,18 @@ def predict(
         pace.answers_weight,
         step_s,
         load.instance_id,
+        _shared_s(pace, load.num_waiting_tokens + num_uncached, num_following)
+        if num_following
+        else 0.0,
     )
 
 
-def shared_step_s(load: PlaceLoad, num_uncached: int, num_following: int) -> float:
-    """Return the seconds that prompts after one of `num_uncached` tokens add to its last step.
+def _shared_s(pace: Pace[float], num_tokens: int, num_following: int) -> float:
+    """Return the seconds that `num_following` tokens add to the last step of `num_tokens`.
 
-    They came by now and have `num_following` tokens; as many as the step has room for are computed
-    with it, and its first token comes when the step ends.
+    As many as the step has room for are computed with it, and a first token comes when it ends.
     """
-    pace = Pace.of(load)
-    left = -(load.num_waiting_tokens + num_uncached) % pace.num_step_tokens
+    left = -num_tokens % pace.num_step_tokens
     last_s = pace.overhead_s + (pace.num_step_tokens - left) * pace.per_token_s
     added_s = min(left, num_following) * pace.per_token_s
     return max(0.0, min(added_s, last_s + added_s - pace.floor_s))

@@ -269,16 +269,20 @@ class PromptBudget:
         self._num_tokens = num_tokens
         self._cost = cost if decodes else None
         self._work = work_of(decodes)
+        self._known: tuple[int, int] | None = None  # a start and its room, until the next chunk
 
     def room(self, start: int) -> int:
         """Return how many tokens of a prompt fit, from position `start` on."""
         if self._cost is None or self._num_tokens <= 0:
             return self._num_tokens
-        return min(self._num_tokens, self._cost.room(self._work, start))
+        if self._known is None or self._known[0] != start:
+            self._known = start, min(self._num_tokens, self._cost.room(self._work, start))
+        return self._known[1]
 
     def take(self, chunk: "Chunk") -> None:
         """Count `chunk`. After one that does not end its prompt there is no room."""
         num_tokens = chunk.end - chunk.start
+        self._known = None
         self._num_tokens = self._num_tokens - num_tokens if chunk.samples else 0
         self._work.add_prompt(chunk.start, num_tokens)
 

@@ -67,13 +67,18 @@ class Timeline:
             if 0 <= ms <= most_ms:
                 self._marks.setdefault(stage, round(origin_ms + ms, 3))
 
+    @property
+    def marks(self) -> Mapping[str, float]:
+        """Stage |-> milliseconds since construction, in the order in which they were recorded."""
+        return self._marks
+
     def elapsed_s(self) -> float:
         """Return the seconds since construction."""
         return time.perf_counter() - self.started_at
 
     def ms(self) -> dict[str, float]:
         """Return stage |-> milliseconds since construction, rounded to µs, in order of time."""
-        return dict(sorted(self._marks.items(), key=_BY_TIME))
+        return in_order(self._marks)
 
     def since(self, origin: Stage) -> dict[str, float]:
         """Return stage |-> milliseconds since the mark of `origin`, for the stages after it."""
@@ -83,6 +88,11 @@ class Timeline:
             for stage, ms in self.ms().items()
             if ms >= origin_ms and stage != origin
         }
+
+
+def in_order(stages_ms: Mapping[str, float]) -> dict[str, float]:
+    """Return the stages in order of time."""
+    return dict(sorted(stages_ms.items(), key=_BY_TIME))
 
 
 def course(stages_ms: Mapping[str, float]) -> Course:

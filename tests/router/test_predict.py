@@ -24,7 +24,6 @@ from tandem.router.predict import (
     predict,
     scaled,
     share_left,
-    shared_step_s,
 )
 from tandem.runtime.wire.cluster_messages import LoadReport, StepCosts
 
@@ -46,6 +45,10 @@ def test_beside_decodes_a_step_holds_what_its_time_allows() -> None:
     assert found.first_token_s == pytest.approx(0.14 + 2 * 0.02)
     assert found.cost_s == pytest.approx(found.first_token_s + ANSWER_WEIGHT * 5 * found.compute_s)
     assert found.step_s == pytest.approx(0.1)
+
+
+def shared_step_s(load: PlaceLoad, num_uncached: int, num_following: int) -> float:
+    return predict(replace(load, num_following_tokens=num_following), num_uncached).shared_s
 
 
 def test_prompts_that_follow_lengthen_the_last_step_as_far_as_it_has_room() -> None:
