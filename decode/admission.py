@@ -23,6 +23,7 @@ from tandem.runtime.wire.messages import PrefillPlace, Targets
 MIN_GAIN = 0.1  # of the local cost: a remote prefill moves KV, which is work of its own
 CLAIM_SLACK_MS = 50.0
 CHEAPER = 0.8  # of the cost here: at such a worker a ticket is computed better
+SOONER_HERE = "this worker computes it sooner by now"  # than those that have not claimed it
 LOOK_AGAIN_S = 0.25  # at a ticket that goes on waiting: as often as loads are reported
 TYPICAL_TOKENS = 1024  # of a ticket, before it is known
 MAX_WAYS_GIVEN = 8  # by one ticket
@@ -89,18 +90,18 @@ def given_up(detail: str) -> Decision:
     return Decision("local", PlacementCause.FALLBACK, detail=detail)
 
 
-def is_still_remote(
+def decide_again(
     config: DisaggConfig,
     num_uncached_tokens: int,
     side: PrefillSide,
     *,
     num_cached_tokens: int = 0,
     waited_ms: float = 0.0,
-) -> bool:
-    """Return True if a ticket that no worker has claimed in time should go on waiting.
+) -> Decision:
+    """Return the place, as of now, for the prompt of a ticket that no worker has claimed in time.
 
-    It should while another place is still predicted to be better. `side` counts the ticket itself.
-    The time that it has waited counts against the target of its first token.
+    `side` counts the ticket itself. The time that it has waited counts against the target of its
+    first token.
     """
     if config.ttft_target_ms is not None:
         left_ms = max(0.0, config.ttft_target_ms - waited_ms)
@@ -108,8 +109,7 @@ def is_still_remote(
     without_it = dataclasses.replace(
         side, num_ticket_tokens=max(0, side.num_ticket_tokens - num_uncached_tokens)
     )
-    decision = decide(config, num_uncached_tokens, without_it, num_cached_tokens=num_cached_tokens)
-    return decision.place == "remote" and decision.is_predicted
+    return decide(config, num_uncached_tokens, without_it, num_cached_tokens=num_cached_tokens)
 
 
 def with_targets(config: DisaggConfig, targets: Targets | None) -> DisaggConfig:

@@ -13,13 +13,15 @@ from functools import partial
 from tandem.decode.admission import (
     LOOK_AGAIN_S,
     MAX_WAYS_GIVEN,
+    SOONER_HERE,
+    decide_again,
     given_up,
     gives_way,
-    is_still_remote,
     may_wait_s,
     with_targets,
 )
 from tandem.decode.config import DisaggConfig, Policy
+from tandem.decode.decision import Decision
 from tandem.decode.metrics import DecodeMetrics
 from tandem.decode.prefill_view import PrefillView
 from tandem.decode.requests import ActiveRequest
@@ -176,7 +178,7 @@ class RemotePrefill:
             self._aio.call_later(timeout_ms / 1e3, self._unclaimed)
 
     def _unclaimed(self) -> None:
-        """Give up a ticket that waits, unless another worker is still predicted to be better."""
+        """End the wait of a ticket, unless another worker is still predicted to be better."""
         if not self.handoff.is_unclaimed:
             return
         if not self._is_predicted:
@@ -184,24 +186,25 @@ class RemotePrefill:
             return
 
         def look(engine: Engine) -> None:
-            waits = self._is_still_remote(engine)
-            self._aio.call_soon_threadsafe(end_look, waits)
+            self._aio.call_soon_threadsafe(end_look, self._decided_again(engine))
 
-        def end_look(waits: bool) -> None:
-            if waits:
+        def end_look(decision: Decision) -> None:
+            if not decision.is_predicted:
+                self.handoff.unclaimed()
+            elif decision.place == "remote":
                 self._aio.call_later(LOOK_AGAIN_S, self._unclaimed)
             else:
-                self.handoff.unclaimed()
+                self.handoff.give_up_unclaimed(CloseCause.TAKEN_BACK, SOONER_HERE)
 
         self._remotes.loop.post(look)
 
-    def _is_still_remote(self, engine: Engine) -> bool:
-        """Return True if a ticket should go on waiting. On the engine thread.
+    def _decided_again(self, engine: Engine) -> Decision:
+        """Return the place of the prompt as of now. On the engine thread.
 
-        It waits for no worker that has been silent for as long as `claim_timeout_ms`.
+        A worker that has been silent for as long as `claim_timeout_ms` is none.
         """
         active, config = self.active, self._config
-        return is_still_remote(
+        return decide_again(
             config,
             self._num_uncached_tokens,
             self._remotes.view.side(

@@ -9,10 +9,11 @@ from tandem.bench.client.record import RequestRecord
 from tandem.decode.admission import (
     LOOK_AGAIN_S,
     MAX_WAYS_GIVEN,
+    SOONER_HERE,
     PrefillSide,
+    decide_again,
     given_up,
     gives_way,
-    is_still_remote,
     leaves_tickets,
     may_wait_s,
 )
@@ -339,16 +340,20 @@ class Handoffs:
         """Give up a ticket that waits, unless another worker is still predicted to be better."""
         if ticket.worker is not None or ticket.has_ended:
             return
-        if may_wait and is_still_remote(
+        if not may_wait:
+            self._give_up(ticket, "no worker was free to claim it in time")
+            return
+        decision = decide_again(
             self._config,
             ticket.num_uncached,
             self.side(ticket.home, ticket.seq.request_id),
             num_cached_tokens=ticket.seq.num_cached_tokens,
             waited_ms=(self._clock.now_s - ticket.queued_s) * 1e3,
-        ):
+        )
+        if decision.place == "remote":
             self._clock.after(LOOK_AGAIN_S, partial(self._unclaimed, ticket, may_wait=True))
         else:
-            self._give_up(ticket, "no worker was free to claim it in time")
+            self._give_up(ticket, SOONER_HERE)
 
     def _give_up(self, ticket: Ticket, detail: str) -> None:
         """Have the prompt computed at home, unless its first token has come."""

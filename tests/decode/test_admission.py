@@ -10,9 +10,9 @@ from tandem.decode.admission import (
     CLAIM_SLACK_MS,
     PrefillSide,
     decide,
+    decide_again,
     given_up,
     gives_way,
-    is_still_remote,
     leaves_tickets,
     may_wait_s,
     num_missed,
@@ -294,26 +294,33 @@ def test_a_prompt_that_cannot_go_away_or_comes_back_is_computed_here() -> None:
     assert (back.place, back.reason) == ("local", "remote failed: link down")
 
 
+def waits_on(
+    config: DisaggConfig, num_uncached: int, known: PrefillSide, waited_ms: float = 0
+) -> bool:
+    again = decide_again(config, num_uncached, known, waited_ms=waited_ms)
+    return again.place == "remote" and again.is_predicted
+
+
 def test_a_ticket_goes_on_waiting_while_another_place_is_predicted_to_be_better() -> None:
     waits = side(here=place(waiting=2000), others=[place()], num_queued_jobs=2)
     waits.num_ticket_tokens = 500 + 1000  # its own tokens, and those of another ticket
-    assert is_still_remote(ADAPTIVE, 500, waits)
+    assert waits_on(ADAPTIVE, 500, waits)
     assert (waits.num_queued_jobs, waits.num_ticket_tokens) == (2, 1500)
     waits.num_queued_jobs = 30  # a wait is predicted by tokens, not by jobs
-    assert is_still_remote(ADAPTIVE, 500, waits)
+    assert waits_on(ADAPTIVE, 500, waits)
     waits.num_ticket_tokens = 500 + 2000
-    assert not is_still_remote(ADAPTIVE, 500, waits)
+    assert not waits_on(ADAPTIVE, 500, waits)
     waits.num_ticket_tokens, waits.others = 500, []  # no other worker has reported lately
-    assert not is_still_remote(ADAPTIVE, 500, waits)
+    assert not waits_on(ADAPTIVE, 500, waits)
 
 
 def test_a_ticket_that_waits_has_less_time_left_to_its_target() -> None:
     config = ADAPTIVE.model_copy(update={"ttft_target_ms": 1000.0})
     # 650 ms here, which costs eight answers half as much; 605 ms there, of 700 that are sure
     known = side(here=place(num_decodes=8), others=[place(waiting=100)], num_ticket_tokens=500)
-    assert is_still_remote(config, 500, known)
-    assert not is_still_remote(config, 500, known, waited_ms=320)  # here alone keeps the target
-    assert is_still_remote(config, 500, known, waited_ms=400)  # neither place does
+    assert waits_on(config, 500, known)
+    assert not waits_on(config, 500, known, waited_ms=320)  # here alone keeps the target
+    assert waits_on(config, 500, known, waited_ms=400)  # neither place does
 
 
 @pytest.mark.parametrize("policy", [Policy.THRESHOLD, Policy.ALWAYS_REMOTE])
@@ -321,7 +328,7 @@ def test_no_ticket_goes_on_waiting_without_a_prediction(policy: Policy) -> None:
     config = ADAPTIVE.model_copy(update={"policy": policy})
     known = side(here=place(waiting=2000), others=[place()], num_queued_jobs=1)
     assert decide(config, 500, known).place == "remote"
-    assert not is_still_remote(config, 500, known)
+    assert not waits_on(config, 500, known)
 
 
 @pytest.mark.parametrize("num_uncached", [50, 500])

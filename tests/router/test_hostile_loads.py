@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.decode.admission import PrefillSide, decide, gives_way, is_still_remote, leaves_tickets
+from tandem.decode.admission import PrefillSide, decide, decide_again, gives_way, leaves_tickets
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.router.config import RouterConfig
 from tandem.router.policy import Router
@@ -118,7 +118,8 @@ def test_a_place_is_found_whatever_workers_report(
     decision = decide(config, num_uncached, side, num_cached_tokens=num_cached)
     assert decision.place in ("local", "remote") and decision.reason
     assert decision.claim_timeout_ms <= config.claim_timeout_ms
-    is_still_remote(config, num_uncached, side, num_cached_tokens=num_cached)
+    again = decide_again(config, num_uncached, side, num_cached_tokens=num_cached)
+    assert again.place in ("local", "remote") and again.reason
     if side.here is not None:
         leaves_tickets(side.here, places)
         gives_way(config, side.here, num_uncached, 1.0)

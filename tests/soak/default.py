@@ -43,7 +43,12 @@ MIN_USED_SHARE = 0.7
 FRONTEND = "first/frontend-0"  # that is asked
 AWAY = (0, 200, 503)  # no connection, a stream that broke off, no worker known yet
 # A busy machine alone causes these: they are counted.
-SLOWNESS = ("event loop stood for", "to claim it in time", "DRAM should give")
+SLOWNESS = (
+    "event loop stood for",
+    "to claim it in time",
+    "computes it sooner by now",
+    "DRAM should give",
+)
 LOUD = re.compile(r"(\S+Z) (WARNING|ERROR|CRITICAL) +(.*)")
 
 

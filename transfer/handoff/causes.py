@@ -9,7 +9,7 @@ class CloseCause(StrEnum):
     CANCELLED = "cancelled"
     DEADLINE = "deadline"
     UNCLAIMED = "unclaimed"
-    TAKEN_BACK = "taken_back"  # the worker that published the ticket has room first
+    TAKEN_BACK = "taken_back"  # the worker that published the ticket is the better place by now
     QUEUE_LOST = "queue_lost"
     LEASE_EXPIRED = "lease_expired"
     PEER_LOST = "peer_lost"  # the prefill worker does not answer; it may still write
