@@ -12,8 +12,9 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from msgspec.structs import replace
 
-from tandem.decode.admission import MAX_WAYS_GIVEN, decide
+from tandem.decode.admission import MAX_WAYS_GIVEN, SOONER_HERE, decide
 from tandem.decode.prefill_view import REPORT_LIFETIME_S
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.runtime.bus.events import load_subject
@@ -185,12 +186,28 @@ async def test_a_ticket_outlasts_its_time_while_a_worker_that_reports_is_predict
         silent = await stage.ask(fresh_prompt(12, seed=2))
         assert await silent.whole() == stage.undisturbed(fresh_prompt(12, seed=2))
         assert silent.report is not None and silent.report.place == "local"
+        assert silent.report.reason == "remote failed: no worker was free to claim it in time"
         ends_at = time.perf_counter() + REPORT_LIFETIME_S  # of the last report
         await eventually(lambda: time.perf_counter() > ends_at)
         later = await stage.ask(fresh_prompt(12, seed=3), place="remote")
         assert await later.whole() == stage.undisturbed(fresh_prompt(12, seed=3))
         assert later.report is not None and later.report.place == "local"
         assert later.report.reason == "no prefill worker has reported its load lately"
+        await stage.balanced()
+
+
+async def test_a_ticket_is_taken_back_once_its_own_worker_is_predicted_to_be_better(
+    runtime_config: RuntimeConfig, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.decode.transfer_cost.FIXED_S", 0.0)
+    limits = {"policy": "adaptive", "max_local_prefill_length": 0}
+    async with Stage(runtime_config, tiny_model, **limits) as stage, reporting(stage) as loads:
+        answer = await stage.ask(PROMPT)
+        await eventually(lambda: stage.worker.handoffs.num_open == 1)
+        loads.append(replace(loads[0], num_waiting_tokens=2**40))  # 1.1 s of prompts come first
+        assert await answer.whole() == stage.undisturbed(PROMPT)
+        assert answer.report is not None
+        assert answer.report.reason == f"remote failed: {SOONER_HERE}"
         await stage.balanced()
 
 
@@ -244,23 +261,26 @@ async def test_a_ticket_whose_target_is_lost_gives_way_while_others_wait(
 
 
 @asynccontextmanager
-async def reporting(stage: Stage) -> AsyncIterator[None]:
-    """The puppet reports that it computes a prompt in no time, after one was computed here."""
+async def reporting(stage: Stage) -> AsyncIterator[list[LoadReport]]:
+    """The puppet reports that it computes a prompt in no time, after one was computed here.
+
+    It yields its reports, of which the last one counts.
+    """
     assert await (await stage.ask(fresh_prompt(9, seed=1), place="local")).whole()
     costs = StepCosts((1e-9, 0.0, 0.0), (1e-9, 1e-12, 0.0), 1.0, 4096, 4096)
     puppet = stage.peer.node.instance_id
-    load = LoadReport(puppet, "", "prefill", 0, 0, 0, 8, 8, 0, costs=costs)
+    loads = [LoadReport(puppet, "", "prefill", 0, 0, 0, 8, 8, 0, costs=costs)]
     subject = load_subject(stage.peer.node.config.namespace, puppet)
 
     async def report() -> None:
         while True:
-            stage.peer.node.events.publish(subject, encode(load))
+            stage.peer.node.events.publish(subject, encode(loads[-1]))
             await asyncio.sleep(0.02)  # as a worker does, more often
 
     reports = asyncio.create_task(report())
     try:
         await eventually(lambda: puppet in stage.worker.prefill_view._loads)
-        yield
+        yield loads
     finally:
         reports.cancel()
 
