@@ -33,6 +33,7 @@ RIDGE = 1e-4  # of the greatest sum of squares of a feature
 OUTLIER = 4.0  # times the prediction, plus the longest step: longer times are cut to this
 NUM_OBSERVED = 64  # first steps without prompts, that are all observed
 DECODES_OBSERVED_EVERY = 8  # after these: they are many and alike
+ENDLESS = 2**31  # tokens, where they cost nothing
 # Features are counted in these, so that all are of the same magnitude.
 DECODES, DECODE_CONTEXT, TOKENS, TOKEN_CONTEXT = 64, 65_536, 512, 2**20
 
@@ -209,7 +210,7 @@ class StepCost:
 
     def _hidden_s(self, work: StepWork) -> float:
         """Return the seconds of a step with decodes and prompts that neither adds to the other."""
-        if not work.num_decodes or not self.hidden_share:
+        if not work.num_decodes:
             return 0.0
         return self.hidden_share * min(self._decodes.weights[0], self._products_s(work))
 
@@ -291,11 +292,9 @@ def _largest(square: float, linear: float, left: float) -> int:
     """Return the largest n >= 0 with square * n**2 + linear * n <= left; both factors are >= 0."""
     if left <= 0:
         return 0
-    if square <= 0 and linear <= 0:
-        return 2**31
     # This form of the root neither cancels nor divides by a `square` of zero.
-    root = 2 * left / (linear + math.sqrt(linear * linear + 4 * square * left))
-    return int(min(root, 2**31))
+    divisor = linear + math.sqrt(linear * linear + 4 * square * left)
+    return int(min(2 * left / divisor, ENDLESS)) if divisor else ENDLESS
 
 
 def _solve_non_negative(
@@ -305,6 +304,7 @@ def _solve_non_negative(
 
     Features that would get negative weights are left out, the most negative first.
     """
+    weights = [0.0] * len(moment)
     kept = list(range(len(moment)))
     while kept:
         solution = _solve(
@@ -314,11 +314,10 @@ def _solve_non_negative(
         )
         worst = min(solution)
         if worst >= 0:
+            for i, weight in zip(kept, solution, strict=True):
+                weights[i] = weight
             break
         del kept[solution.index(worst)]
-    weights = [0.0] * len(moment)
-    for i, weight in zip(kept, solution if kept else [], strict=True):
-        weights[i] = weight
     return weights
 
 

@@ -12,10 +12,14 @@ from hypothesis import strategies as st
 from tandem.engine.config import DeviceKind, EngineConfig
 from tandem.engine.schedule.sequence import Chunk
 from tandem.engine.schedule.step_cost import (
+    DECAY,
+    DECAY_AT_A_SURPRISE,
     DECODES_OBSERVED_EVERY,
     FIRST_TOKENS,
+    FLOOR_GROWTH,
     FLOOR_TOKENS,
     NUM_OBSERVED,
+    OUTLIER,
     SAFETY,
     LinearCost,
     PromptBudget,
@@ -118,11 +122,23 @@ def test_steps_at_the_floor_change_no_cost() -> None:
     assert cost.floor_s == pytest.approx(0.034, rel=0.05)
 
 
-def test_a_floor_that_a_slow_moment_showed_is_soon_lower() -> None:
-    cost = StepCost(LIMIT_S, has_floor=True)
-    cost.observe([prompt(0, 32)], 2.0)
-    cost.observe([prompt(0, 32)], 0.01)
-    assert cost.floor_s == 0.01
+@pytest.mark.parametrize(
+    ("num_tokens", "seconds", "floor_s"),
+    [
+        (100, 0.036, 0.03 * FLOOR_GROWTH),  # its 2 ms are shorter than the launches
+        (100, 0.0301, 0.0301),
+        (100, 0.02, 0.02),
+        (2000, 0.02, 0.02),
+        (2000, 0.036, 0.03),  # its 40 ms bind
+    ],
+)
+def test_a_floor_follows_steps_that_are_shorter_and_slowly_those_that_launches_bind(
+    num_tokens: int, seconds: float, floor_s: float
+) -> None:
+    costs = StepCosts((7e-3, 0.0, 0.0), (0.0, 2e-5, 0.0), LIMIT_S, 2048, 512, prompt_floor_s=0.03)
+    cost = StepCost.known(costs)
+    cost.observe([prompt(0, num_tokens)], seconds)
+    assert cost.floor_s == pytest.approx(floor_s)
 
 
 def test_steps_full_of_prompts_raise_no_floor() -> None:
@@ -291,6 +307,38 @@ def test_prompts_are_learned_right_beside_decodes_of_a_device_that_hides_a_share
     assert statistics.fmean(took[1:]) == pytest.approx(0.9 * LIMIT_S, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("num_decodes", "num_tokens", "share", "per_token_s", "slower", "is_learned"),
+    [
+        (1, 100, 1.0, 2e-5, 1.1, False),  # 2 ms of products, while the weights are read
+        (1, 100, 1.0, 2e-5, 0.9, False),
+        (1, 100, 0.5, 2e-5, 1.1, False),
+        (1, 100, 0.4, 2e-5, 1.1, True),  # most of the products is added
+        (1, 400, 1.0, 2e-5, 1.1, True),  # they take longer than the weights
+        (0, 100, 1.0, 2e-5, 1.1, True),  # there is nothing to hide behind
+        (1, 100, 1.0, 0.0, 1.1, True),  # the cost is not known yet
+        (1, 100, 1.0, 2e-5, 1.2, True),  # the costs known are wrong
+        (1, 100, 1.0, 2e-5, 0.8, True),
+    ],
+)
+def test_a_step_that_hides_its_prompts_changes_no_cost_unless_it_is_a_surprise(
+    num_decodes: int,
+    num_tokens: int,
+    share: float,
+    per_token_s: float,
+    slower: float,
+    is_learned: bool,
+) -> None:
+    costs = StepCosts(
+        (7e-3, 0.0, 0.0), (0.0, per_token_s, 0.0), LIMIT_S, 2048, 512, hidden_share=share
+    )
+    cost = StepCost.known(costs)
+    decodes_s, prompts_s = 7e-3 if num_decodes else 0.0, num_tokens * per_token_s
+    seconds = decodes_s + prompts_s - share * min(decodes_s, prompts_s)
+    cost.observe([*decodes(num_decodes), prompt(0, num_tokens)], slower * seconds)
+    assert (cost.prompt_s != costs.prompt_s) == is_learned
+
+
 def tiled(chunks: list[Chunk]) -> float:
     """A device that multiplies tiles of 128 tokens, and reads its weights meanwhile."""
     work = work_of(chunks)
@@ -355,6 +403,8 @@ def test_after_a_step_over_the_limit_half_of_what_would_fit_is_proven() -> None:
         cost = StepCost.known(costs)
         cost.observe([*decodes(60), prompt(0, num_tokens)], 0.061)
         assert cost.room(work_of(decodes(1)), 0) == pytest.approx(room, abs=1)
+        beside_another = work_of([*decodes(1), prompt(0, 10)])
+        assert cost.room(beside_another, 0) == pytest.approx(room - 10, abs=1)
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
@@ -366,15 +416,13 @@ def test_a_prompt_alone_has_no_decodes_to_pay_or_to_hide_behind(share: float) ->
 
 
 def test_of_many_steps_of_decodes_every_eighth_is_observed() -> None:
-    cost, alone = StepCost(LIMIT_S), decodes(4)
-    for _ in range(NUM_OBSERVED):
-        cost.observe(alone, 5e-3)
-    changes = []
-    for _ in range(2 * DECODES_OBSERVED_EVERY):
+    cost, changes = StepCost(LIMIT_S), []
+    for number in range(NUM_OBSERVED + 2 * DECODES_OBSERVED_EVERY):
         before = cost.decode_s
-        cost.observe(alone, 6e-3)
+        cost.observe(decodes(4), 5e-3 if number < NUM_OBSERVED // 2 else 6e-3)
         changes.append(cost.decode_s != before)
-    assert changes == [*[False] * (DECODES_OBSERVED_EVERY - 1), True] * 2
+    rarely = [*[False] * (DECODES_OBSERVED_EVERY - 1), True]
+    assert changes == [*[True] * NUM_OBSERVED, *rarely, *rarely]
 
 
 def test_decodes_are_learned_after_many_steps_of_prompts() -> None:
@@ -396,7 +444,7 @@ def test_decodes_are_learned_after_many_steps_of_prompts() -> None:
         max_tokens_beside=st.integers(32, 400),
         hidden_share=st.just(0.0) | st.floats(0, 1),
         prompt_floor_s=st.just(0.0) | st.floats(0, 0.06),
-        tile_tokens=st.sampled_from([1, 1, 64]),
+        tile_tokens=st.sampled_from([1, 2, 64]),
     ),
     st.integers(1, 100),
     st.integers(0, 200),
@@ -447,6 +495,34 @@ def test_a_cost_is_the_weighted_least_squares_of_what_was_seen(
     assert cost.predict([1.0, 2.0, 0.0]) == pytest.approx(cost.weights[0] + 2 * cost.weights[1])
 
 
+@pytest.mark.parametrize(
+    ("seconds", "counted_s", "decay"),
+    [
+        (1.1, 1.1, DECAY),
+        (0.9, 0.9, DECAY),
+        (1.2, 1.2, DECAY_AT_A_SURPRISE),
+        (0.8, 0.8, DECAY_AT_A_SURPRISE),
+        (99.0, OUTLIER + 2.0, DECAY_AT_A_SURPRISE),
+    ],
+)
+def test_the_past_fades_with_each_step_and_faster_after_a_surprise(
+    seconds: float, counted_s: float, decay: float
+) -> None:
+    cost = LinearCost(2, slack_s=2.0)
+    cost.begin_with([1.0, 3.0])
+    cost.observe([1.0, 0.0], seconds)
+    mean_s = (decay * 1.0 + counted_s) / (decay + 1)
+    assert cost.weights == pytest.approx([mean_s, 3.0], rel=1e-3)
+
+
+def test_steps_that_are_all_alike_change_the_costs_of_their_features_alike() -> None:
+    cost = LinearCost(2, slack_s=100.0)
+    cost.begin_with([1.0, 3.0])
+    for _ in range(1000):  # after which nothing is left of the beginning
+        cost.observe([1.0, 1.0], 5.0)
+    assert cost.weights == pytest.approx([1.5, 3.5], rel=1e-3)
+
+
 def test_no_cost_is_negative() -> None:
     cost = LinearCost(2, 100.0)
     for features, seconds in (([1.0, 1.0], 2.0), ([1.0, 2.0], 1.0), ([1.0, 1.5], 1.5)) * 20:
@@ -456,7 +532,7 @@ def test_no_cost_is_negative() -> None:
 
 
 def test_a_target_shortens_the_longest_step() -> None:
-    cost = StepCost(LIMIT_S)
+    cost = StepCost(1.0)
     for given_ms, ttft_ms, longest_s in (
         (20.0, 300.0, 0.02),
         (90.0, None, 0.05),
