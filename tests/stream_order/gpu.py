@@ -18,6 +18,7 @@ from tandem.engine.execution.model_runner import ModelRunner
 from tandem.engine.execution.profile import StepProfile
 from tandem.engine.step.launched import LaunchedStep
 from tandem.kernels import arrivals, tuned
+from tandem.kernels.reference import norm
 from tandem.transfer import cuda_context, loopback, mix64
 from tandem.transfer.agents.agent import TransferAgent
 from tests.stream_order.clocks import CELL_BYTES, COLLECTION, HOST, Memory, Order
@@ -323,6 +324,7 @@ def _clear_caches() -> None:
         tuned._count_multiprocessors,
         mix64._stream,
         mix64._device_parts,
+        norm._constant,
     ):
         cached.cache_clear()
 
