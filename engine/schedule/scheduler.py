@@ -248,7 +248,7 @@ class Scheduler:
     ) -> None:
         """Add chunks of prompts, of up to `num_tokens` tokens, to the decodes in `chunks`."""
         budget = PromptBudget(num_tokens, self.step_cost, chunks)
-        if prefilling is not None and budget.room(prefilling.num_launched_tokens) > 0:
+        if prefilling is not None:  # decodes leave it a token: there is one for each batch row
             self._schedule_prompt(prefilling, budget, chunks)
         while budget.room(0) > 0 and (started := self._start_next()) is not None:
             self._schedule_prompt(started, budget, chunks)

@@ -5,17 +5,20 @@ import pytest
 from tandem.engine.config import EngineConfig
 from tandem.engine.schedule.block_pool import BlockPool
 from tandem.engine.schedule.scheduler import MAX_FORCED_TOKENS, Scheduler
-from tandem.engine.schedule.sequence import Chunk, SequenceStatus
+from tandem.engine.schedule.sequence import Chunk, Sequence, SequenceStatus
 from tandem.engine.schedule.step_cost import StepCost
+from tandem.runtime.wire.messages import SamplingParams, StopConditions
 
 BLOCK_SIZE = 4
 
 
-def make_scheduler(num_blocks: int = 64, **config: object) -> Scheduler:
+def make_scheduler(
+    num_blocks: int = 64, windows: tuple[int, ...] = (0,), **config: object
+) -> Scheduler:
     engine_config = EngineConfig(
         **({"block_size": BLOCK_SIZE, "max_num_batched_tokens": 99} | config)
     )
-    pool = BlockPool(num_blocks, BLOCK_SIZE)
+    pool = BlockPool(num_blocks, BLOCK_SIZE, engine_config.enable_prefix_cache, windows)
     return Scheduler(engine_config, pool, StepCost(max_step_s=3600))
 
 
@@ -159,6 +162,36 @@ def test_generated_tokens_are_shared_too(fake: SimpleNamespace) -> None:
     assert scheduler.num_prefix_blocks(follow_up) == 2
 
 
+def test_a_prompt_that_another_worker_computed_is_shared_once_it_is_admitted(
+    fake: SimpleNamespace,
+) -> None:
+    scheduler = make_scheduler()
+    remote, again = (fake.make_seq(name, prompt(9)) for name in ("remote", "again"))
+    assert scheduler.reserve(remote)
+    assert scheduler.num_prefix_blocks(again) == 0
+    scheduler.admit(remote)
+    assert scheduler.num_prefix_blocks(again) == 2
+
+
+def test_a_prompt_of_which_all_log_probabilities_are_wanted_takes_no_cached_block(
+    fake: SimpleNamespace,
+) -> None:
+    scheduler = make_scheduler()
+    scheduler.add(fake.make_seq("first", prompt(9)))
+    step(scheduler)
+    sampling = SamplingParams(logprobs=0, prompt_logprobs=True)
+    scored = Sequence("scored", prompt(9), 9, sampling, StopConditions(max_tokens=1))
+    assert scheduler.num_prefix_blocks(scored) == 0
+
+
+def test_nothing_is_hashed_without_a_prefix_cache(fake: SimpleNamespace) -> None:
+    scheduler = make_scheduler(enable_prefix_cache=False)
+    seq = fake.make_seq("r", prompt(9))
+    scheduler.add(seq)
+    step(scheduler)
+    assert seq.block_hashes == [] and seq.num_published_blocks == 2
+
+
 def test_different_salts_share_nothing(fake: SimpleNamespace) -> None:
     scheduler = make_scheduler()
     scheduler.add(fake.make_seq("mine", prompt(9), cache_salt="me"))
@@ -180,6 +213,7 @@ def test_the_youngest_gives_way_when_blocks_run_out_and_comes_back_first(
     scheduler.add(fake.make_seq("late", prompt(1), 50))
     while scheduler.num_preemptions == 0:
         step(scheduler)
+    assert scheduler.num_preemptions == 1
     assert list(scheduler.running) == ["old"]
     assert list(scheduler.waiting) == ["young", "late"]
     young = scheduler.waiting["young"]
@@ -230,6 +264,7 @@ def test_reservations_leave_blocks_for_the_running_and_for_the_head_of_the_queue
     assert scheduler.pool.num_quarantined == 6
     assert step(scheduler) == []
     scheduler.release_quarantined(list(range(6)))
+    assert not scheduler.is_blocked
     assert step(scheduler) == [("big", 0, 24)]
     assert not scheduler.reserve(fake.make_seq("larger", prompt(16, 900)))
     assert scheduler.reserve(fake.make_seq("next", prompt(12, 900)))
@@ -249,6 +284,45 @@ def test_a_blocked_queue_is_not_tried_again_until_blocks_come_back(fake: SimpleN
     assert step(scheduler) == [("second", 0, 20)]
 
 
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_blocks_are_kept_for_the_head_of_the_queue_until_it_is_gone(
+    fake: SimpleNamespace, is_dropped: bool
+) -> None:
+    scheduler = make_scheduler(num_blocks=10)
+    assert scheduler.reserve(fake.make_seq("most", prompt(24)))
+    head = fake.make_seq("head", prompt(24, 500), prefill_only=True)
+    scheduler.add(head)
+    assert step(scheduler) == []
+    assert not scheduler.reserve(fake.make_seq("early", prompt(12, 900)))
+    if is_dropped:
+        scheduler.drop(head)
+    else:
+        scheduler.finish(head)
+        assert not scheduler.exported  # it has no blocks
+    assert scheduler.reserve(fake.make_seq("late", prompt(12, 900)))  # of four blocks one is left
+
+
+@pytest.mark.parametrize("windows", [(0,), (0, 6)])
+def test_a_sequence_alone_takes_the_last_block(
+    fake: SimpleNamespace, windows: tuple[int, ...]
+) -> None:
+    scheduler = make_scheduler(4 * len(windows), windows)
+    scheduler.add(fake.make_seq("alone", prompt(16)))
+    assert step(scheduler) == [("alone", 0, 16)]
+
+
+def test_a_reservation_leaves_the_blocks_that_a_prompt_under_way_will_take(
+    fake: SimpleNamespace,
+) -> None:
+    scheduler = make_scheduler(16, (0, 6), max_num_batched_tokens=28)
+    scheduler.add(fake.make_seq("prompt", prompt(30)))
+    assert step(scheduler) == [("prompt", 0, 28)]
+    # Of 7 + 2 blocks held, 8 + 5 needed at most; one more is left for answers to grow into.
+    assert scheduler.pool.num_available == 7
+    assert not scheduler.reserve(fake.make_seq("four blocks", prompt(8, 500)))
+    assert scheduler.reserve(fake.make_seq("two blocks", prompt(4, 500)))
+
+
 @pytest.mark.parametrize("quarantined", [False, True])
 def test_a_requeued_reservation_goes_to_the_head_of_the_queue_without_blocks(
     fake: SimpleNamespace, quarantined: bool
@@ -257,8 +331,10 @@ def test_a_requeued_reservation_goes_to_the_head_of_the_queue_without_blocks(
     remote = fake.make_seq("remote", prompt(9))
     assert scheduler.reserve(remote)
     assert remote.status is SequenceStatus.WAITING_FOR_REMOTE_KVS
-    scheduler.add(fake.make_seq("local", prompt(9, 500)))
+    assert step(scheduler) == [] and scheduler.is_blocked
     scheduler.requeue(remote, quarantined=quarantined)
+    assert not scheduler.is_blocked
+    scheduler.add(fake.make_seq("local", prompt(9, 500)))
     scheduler.check_invariants()
     assert scheduler.pool.num_quarantined == (3 if quarantined else 0)
     assert step(scheduler) == [("remote", 0, 9), ("local", 0, 9)]
