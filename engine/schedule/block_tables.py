@@ -14,7 +14,7 @@ from tandem.runtime.wire.block_hash import num_blocks_of
 
 def held_blocks(table: list[int]) -> list[int]:
     """Return the blocks of `table`, or of a part of one."""
-    return [each for each in table if each != NO_BLOCK] if NO_BLOCK in table else table
+    return [each for each in table if each != NO_BLOCK]
 
 
 def extend_table(

@@ -103,6 +103,19 @@ def test_the_end_of_a_pull_that_is_unknown_or_over_changes_nothing(fake: SimpleN
         assert harness.engine.prefix_hit(seq) == 16
 
 
+def test_blocks_that_were_set_aside_are_held_until_the_end_of_their_new_name(
+    fake: SimpleNamespace,
+) -> None:
+    harness = fake.make_harness()
+    assert len(harness.engine.reserve_prefix(exported(fake, "r", prompt(22)), 4)) == 4
+    harness.engine.set_aside_prefix("r", "r, late")
+    harness.engine.set_aside_prefix("nobody", "nobody, late")
+    harness.engine.adopt_prefix("r", proven=False)
+    assert harness.engine.block_pool.num_held == 4
+    harness.engine.adopt_prefix("r, late", proven=False)
+    harness.assert_all_free()
+
+
 def test_only_blocks_that_can_be_shared_are_pulled(fake: SimpleNamespace) -> None:
     harness = fake.make_harness()
     for length, num_shareable in ((1, 0), (4, 0), (5, 1), (16, 3), (17, 4)):

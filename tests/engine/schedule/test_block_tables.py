@@ -4,6 +4,7 @@ import pytest
 
 from tandem.engine.schedule.block_pool import BlockPool
 from tandem.engine.schedule.block_tables import cover_chunk, extend_table, free_passed
+from tandem.engine.schedule.sequence_blocks import num_missing
 from tandem.engine.schedule.windows import NO_BLOCK
 from tests.engine.conftest import make_seq
 
@@ -43,6 +44,14 @@ def test_a_chunk_is_cut_to_the_blocks_that_may_be_taken() -> None:
     assert cover_chunk(pool, seq, 40, 2) == 24
     assert (len(seq.block_table), pool.num_available) == (6, 2)
     assert cover_chunk(pool, seq, 40, 2) == 24
+
+
+def test_a_long_chunk_holds_more_blocks_than_its_sequence_needs_and_misses_none() -> None:
+    pool = BlockPool(32, 4, windows=(0, 6))
+    seq = make_seq("r", list(range(40)))
+    assert num_missing(pool, seq, []) == 10 + 5  # of the window two times two, and one begun
+    assert cover_chunk(pool, seq, 40, 0) == 40
+    assert len(seq.block_table) == 20 and num_missing(pool, seq, seq.block_table) == 0
 
 
 def test_blocks_that_every_window_has_passed_are_free_again() -> None:

@@ -61,3 +61,14 @@ def test_a_sequence_that_can_never_run_is_refused(
     else:
         with pytest.raises(error):
             check_limits(seq, 19, 3, 4, (0,))
+
+
+@pytest.mark.parametrize(("num_prompt", "to_shorten"), [(18, "max_tokens"), (19, "prompt")])
+def test_a_sequence_that_is_too_long_is_told_what_to_shorten(
+    num_prompt: int, to_shorten: str
+) -> None:
+    stop = StopConditions(max_tokens=2)
+    seq = Sequence("r", list(range(num_prompt)), num_prompt, SamplingParams(), stop)
+    with pytest.raises(ContextLengthError) as raised:
+        check_limits(seq, 19, 9, 4, (0,))
+    assert raised.value.param == to_shorten
