@@ -334,14 +334,9 @@ def _solve(matrix: list[list[float]], right: list[float], before: list[float]) -
         rows[i][i] += ridge
         rows[i][size] += ridge * before[i]
     for i, pivot in enumerate(rows):
-        for row in rows[i + 1 :]:
-            factor = row[i] / pivot[i]
-            for j in range(i, size + 1):
-                row[j] -= factor * pivot[j]
-    solution = [0.0] * size
-    for i in reversed(range(size)):
-        row, known = rows[i], 0.0
-        for j in range(i + 1, size):
-            known += row[j] * solution[j]
-        solution[i] = (row[size] - known) / row[i]
-    return solution
+        for row in rows:
+            if row is not pivot:
+                factor = row[i] / pivot[i]
+                for j in range(i, size + 1):
+                    row[j] -= factor * pivot[j]
+    return [row[size] / row[i] for i, row in enumerate(rows)]

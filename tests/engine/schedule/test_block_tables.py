@@ -27,10 +27,9 @@ def test_a_table_grows_where_enough_blocks_are_left_over(
 @pytest.mark.parametrize("windows", [(0,), (0, 6)])
 def test_a_table_grows_behind_its_last_block(windows: tuple[int, ...]) -> None:
     pool = BlockPool(64, 4, windows=windows)
-    table, other = list[int](), list[int]()
-    assert extend_table(pool, table, 2, 0)
-    assert extend_table(pool, other, 2, 0)
-    pool.free(other)
+    table, hole = list[int](), pool.allocate(len(windows))
+    assert hole is not None and extend_table(pool, table, 2, 0)
+    pool.free(hole)  # which fits better
     assert extend_table(pool, table, 3, 0)
     assert max(table) - min(table) == len(table) - 1
 
@@ -47,22 +46,25 @@ def test_a_chunk_is_cut_to_the_blocks_that_may_be_taken() -> None:
 
 
 def test_a_long_chunk_holds_more_blocks_than_its_sequence_needs_and_misses_none() -> None:
-    pool = BlockPool(32, 4, windows=(0, 6))
+    pool = BlockPool(32, 4, windows=(0, 10))
     seq = make_seq("r", list(range(40)))
-    assert num_missing(pool, seq, []) == 10 + 5  # of the window two times two, and one begun
+    assert num_missing(pool, seq, []) == 10 + 7  # of the window two times three, and one begun
     assert cover_chunk(pool, seq, 40, 0) == 40
     assert len(seq.block_table) == 20 and num_missing(pool, seq, seq.block_table) == 0
 
 
-def test_blocks_that_every_window_has_passed_are_free_again() -> None:
+@pytest.mark.parametrize(("num_computed", "num_passed"), [(17, 2), (18, 3)])
+def test_blocks_that_every_window_has_passed_are_free_again(
+    num_computed: int, num_passed: int
+) -> None:
     pool = BlockPool(16, 4, windows=(0, 6))
     seq = make_seq("r", list(range(24)), num_layer_groups=2)
     assert cover_chunk(pool, seq, 24, 0) == 24
-    seq.num_computed_tokens = 17
-    free_passed(pool, seq)
-    # The query at 16 reads positions 11 to 16: from block 2 on.
-    assert [entry == NO_BLOCK for entry in seq.block_table[1::2]] == [True] * 2 + [False] * 4
-    assert NO_BLOCK not in seq.block_table[::2]
-    assert (seq.num_passed_blocks, pool.num_available) == (2, 16 - 10)
-    free_passed(pool, seq)
-    assert (seq.num_passed_blocks, pool.num_available) == (2, 6)
+    seq.num_computed_tokens = num_computed
+    for _ in range(2):
+        free_passed(pool, seq)
+        # The query at 16 reads positions 11 to 16: from block 2 on.
+        is_passed = [entry == NO_BLOCK for entry in seq.block_table[1::2]]
+        assert is_passed == [True] * num_passed + [False] * (6 - num_passed)
+        assert NO_BLOCK not in seq.block_table[::2]
+        assert (seq.num_passed_blocks, pool.num_available) == (num_passed, 16 - 12 + num_passed)

@@ -311,6 +311,16 @@ def test_a_sequence_alone_takes_the_last_block(
     assert step(scheduler) == [("alone", 0, 16)]
 
 
+def test_a_prompt_whose_next_chunk_gets_no_block_is_left_out(fake: SimpleNamespace) -> None:
+    scheduler = make_scheduler(26, (0, 6), prefill_chunk_tokens=8)
+    scheduler.add(fake.make_seq("old", prompt(3), 50))
+    step(scheduler)
+    scheduler.add(fake.make_seq("new", prompt(20, 500)))
+    assert step(scheduler) == [("old", 3, 4), ("new", 0, 8)]
+    scheduler.num_watermark_blocks = 26  # more than are left
+    assert step(scheduler) == [("old", 4, 5)]
+
+
 def test_a_reservation_leaves_the_blocks_that_a_prompt_under_way_will_take(
     fake: SimpleNamespace,
 ) -> None:
