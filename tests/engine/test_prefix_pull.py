@@ -6,6 +6,7 @@ import pytest
 
 from tandem.engine.schedule.sequence import Sequence
 from tandem.runtime.errors import ContextLengthError, InvalidRequestError
+from tandem.runtime.wire.block_hash import block_hashes
 
 GARBAGE = 666
 
@@ -73,6 +74,18 @@ def test_what_is_here_already_is_not_pulled_and_stays_until_the_pull_ends(
     harness.runner.land(seq.token_ids, fill)
     harness.engine.adopt_prefix("r", proven=True)
     assert harness.engine.prefix_hit(seq) == 20
+
+
+def test_a_pull_goes_on_beside_the_blocks_that_are_here(fake: SimpleNamespace) -> None:
+    harness = fake.make_harness()
+    pool = harness.engine.block_pool
+    hole = pool.allocate(4)
+    cached = pool.allocate(2)
+    seq = exported(fake, "r", prompt(25))
+    pool.publish(cached, block_hashes(seq.token_ids[:8], 4))
+    pool.free(hole)  # which fits better
+    fill = harness.engine.reserve_prefix(seq, 6)
+    assert [block_id for _, block_id in fill] == [cached[-1] + n for n in (1, 2, 3, 4)]
 
 
 def test_an_unproven_prefix_is_computed(fake: SimpleNamespace) -> None:

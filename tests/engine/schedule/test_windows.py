@@ -68,6 +68,16 @@ def test_a_prefix_is_found_while_the_blocks_of_its_last_window_are_cached() -> N
     pool.free(held_blocks(found))
 
 
+def test_of_a_prefix_no_window_is_asked_for_but_the_last() -> None:
+    pool = BlockPool(16, 4, windows=WINDOWS)
+    hashes = [bytes([i]) for i in range(5)]
+    table = grown(pool, 5, 0)
+    pool.publish(table[::2], hashes, 0)
+    pool.publish(table[7::2], hashes[3:], 1)
+    assert pool.count_prefix(hashes) == 5  # position 20 reads from 15 on, in block 3
+    assert pool.count_prefix(hashes[:4]) == 0
+
+
 def test_a_prefix_whose_window_was_evicted_is_found_as_far_as_another_one_is_whole() -> None:
     pool = BlockPool(10, 4, windows=WINDOWS)
     hashes = [bytes([i]) for i in range(5)]
