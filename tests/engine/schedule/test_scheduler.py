@@ -331,6 +331,8 @@ def test_a_reservation_leaves_the_blocks_that_a_prompt_under_way_will_take(
     assert scheduler.pool.num_available == 7
     assert not scheduler.reserve(fake.make_seq("four blocks", prompt(8, 500)))
     assert scheduler.reserve(fake.make_seq("two blocks", prompt(4, 500)))
+    assert step(scheduler) == [("prompt", 28, 30)]
+    assert scheduler.reserve(fake.make_seq("two more", prompt(4, 900)))
 
 
 @pytest.mark.parametrize("quarantined", [False, True])

@@ -13,7 +13,14 @@ def sequence(num_generated: int, stop: StopConditions, stop_ids: set[int]) -> Se
 
 @pytest.mark.parametrize(
     ("num_generated", "token_id", "reason"),
-    [(0, 5, None), (1, 7, "stop"), (0, 7, None), (2, 5, "length"), (2, 7, "stop")],
+    [
+        (0, 5, None),
+        (1, 7, "stop"),
+        (0, 7, None),
+        (2, 5, "length"),
+        (2, 7, "stop"),
+        (3, 7, "length"),
+    ],
 )
 def test_a_stop_token_ends_a_sequence_once_it_has_its_minimum(
     num_generated: int, token_id: int, reason: str | None

@@ -124,7 +124,7 @@ def test_nothing_is_known_of_blocks_that_were_given_back() -> None:
     seq, new = (make_seq("a", list(range(40)), max_tokens=8) for _ in range(2))
     assert take_blocks(pool, seq, 0, is_remote=True)
     seq.num_computed_tokens = seq.num_launched_tokens = 40
-    seq.num_reserved_cached_blocks = 2
+    seq.num_published_blocks, seq.num_reserved_cached_blocks = 10, 2
     free_passed(pool, seq)
     assert seq.num_passed_blocks > 0
     free_blocks(pool, seq)
