@@ -169,7 +169,9 @@ def test_a_prompt_that_another_worker_computed_is_shared_once_it_is_admitted(
     remote, again = (fake.make_seq(name, prompt(9)) for name in ("remote", "again"))
     assert scheduler.reserve(remote)
     assert scheduler.num_prefix_blocks(again) == 0
+    assert step(scheduler) == [] and scheduler.is_blocked
     scheduler.admit(remote)
+    assert not scheduler.is_blocked
     assert scheduler.num_prefix_blocks(again) == 2
 
 
