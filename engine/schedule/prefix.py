@@ -39,12 +39,13 @@ def publish_full_blocks(seq: Sequence, pool: BlockPool) -> None:
 def _hash_full_blocks(seq: Sequence, num_tokens: int, block_size: int) -> None:
     """Extend the chain of hashes over the blocks that the first `num_tokens` tokens fill."""
     hashed = len(seq.block_hashes)
-    seq.block_hashes += block_hashes(
-        seq.token_ids[hashed * block_size : num_tokens],
-        block_size,
-        salt=seq.cache_salt,
-        parent=seq.block_hashes[-1] if hashed else None,
-    )
+    if (hashed + 1) * block_size <= num_tokens:  # a short prompt has none
+        seq.block_hashes += block_hashes(
+            seq.token_ids[hashed * block_size : num_tokens],
+            block_size,
+            salt=seq.cache_salt,
+            parent=seq.block_hashes[-1] if hashed else None,
+        )
 
 
 @dataclass(slots=True, frozen=True)

@@ -33,6 +33,7 @@ from tests.test_layout import ROOMS, ROOT, parsed, sources
 
 # Files and folders that decode with msgspec themselves, and from whom: no process of the cluster.
 OWN_DECODING = {
+    "decode/explanations.py": "what this worker keeps of its own requests",
     "engine/execution/follower": "ranks of one worker, over a pair of sockets",
     "frontend/anthropic": "a client's body",
     "frontend/bodies": "a client's body, whose parts and sizes are counted",
