@@ -35,8 +35,8 @@ class PlacementCause(StrEnum):
 _REASONS = {
     PlacementCause.ASKED: "asked for by the request",
     PlacementCause.PROMPT_LOGPROBS: "the prompt's log probabilities are wanted",
-    PlacementCause.KV_APART: "each GPU of this model keeps the KV of its own heads, and none "
-    "receives it from elsewhere",
+    PlacementCause.KV_APART: "GPUs of this worker have a KV head in common, and receive no KV from "
+    "elsewhere",
     PlacementCause.POLICY: "policy {0.policy}",
     PlacementCause.NO_PREFILL_WORKER: "no prefill worker",
     PlacementCause.QUEUE_LOST: "the prefill queue is not reachable",

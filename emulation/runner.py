@@ -30,7 +30,7 @@ class EmulatedRunner:
     """
 
     followers = None  # the profile of a width stands for all its ranks
-    has_whole_pool = True
+    hands_kv_over = True
 
     def __init__(self, config: EngineConfig) -> None:
         assert config.emulate is not None

@@ -13,11 +13,9 @@ import xxhash
 
 from tandem.runtime.errors import TransferError
 from tandem.transfer.layout import ChecksumName
-from tandem.transfer.transport import Memory, Parts
+from tandem.transfer.transport import Event, Memory, Parts
 
 if TYPE_CHECKING:
-    import torch
-
     from tandem.transfer.transport import Pool
 
 _UNIT_BYTES: dict[ChecksumName, int] = {"none": 1, "xxh3": 1, "mix64": 4}
@@ -35,7 +33,7 @@ def part_checksums(
     block_ids: Sequence[int],
     parts: Parts,
     name: ChecksumName,
-    after: "torch.cuda.Event | None" = None,
+    after: Event | None = None,
 ) -> list[int]:
     """Return the result of `checksum_steps`, and wait for it."""
     steps = checksum_steps(pool, block_ids, parts, name, after)
@@ -53,7 +51,7 @@ def checksum_steps(
     block_ids: Sequence[int],
     parts: Parts,
     name: ChecksumName,
-    after: "torch.cuda.Event | None" = None,
+    after: Event | None = None,
 ) -> Generator[None, None, list[int]]:
     """Compute one unsigned 64-bit checksum per block id, over the bytes of `parts` in order.
 
@@ -67,7 +65,7 @@ def checksum_steps(
     for block_id in block_ids:
         if not 0 <= block_id < num_blocks:
             raise TransferError(f"block {block_id} is not in a pool of {num_blocks} blocks")
-    while after is not None and not after.query():  # type: ignore[no-untyped-call]
+    while after is not None and not after.query():
         yield
     if name == "none" or not block_ids:
         return [0] * len(block_ids)

@@ -21,6 +21,13 @@ Indices = Sequence[int] | NDArray[np.int32]
 Parts = tuple[tuple[int, int], ...]
 
 
+class Event(Protocol):
+    """The end of work of a device, as CUDA's events."""
+
+    def query(self) -> bool:
+        """Return True once it has happened."""
+
+
 class KvMemory(Protocol):
     """A KV pool, as its owner describes it.
 

@@ -34,6 +34,7 @@ from tandem.runtime.tracing.trace import TraceFile
 from tandem.runtime.wire.cluster_messages import LoadReport, RoleChange, WorkerRole, WorkerStatus
 from tandem.runtime.wire.decoding import decoder
 from tandem.runtime.wire.messages import Grammar, encode
+from tandem.transfer.agents.far_agent import OtherRanks
 from tandem.transfer.agents.group import TransferGroup
 from tandem.transfer.layout import KvLayout
 from tandem.transfer.network_devices import confine_ucx
@@ -54,9 +55,10 @@ MAX_FRAME_BYTES = 16 * 1024 * 1024  # of requests: a prompt of four million toke
 EXIT_DEVICE_LOST = 72  # the GPU answers this process no more
 _LEAVE_S = 1.0
 _NO_PREFILL = (
-    "a worker whose model is shared among GPUs computes prompts for itself alone: each GPU keeps "
-    "the KV of its own heads, and hands none over"
+    "a worker of more GPUs than its model has KV heads computes prompts for itself alone: those "
+    "with a head in common hand its KV to no other worker"
 )
+_RANK_PROCESS = "tandem.worker.rank_process"
 _decode_change = decoder(RoleChange, InvalidRequestError)
 
 
@@ -93,15 +95,17 @@ class Worker:
             check_device=runner.check_device,
         )
         confine_ucx(runtime.host, settings.transfer.port_range)
-        layout = KvLayout.of(pools[0].tensor, len(pools), pools[0].windows)
-        self.group = self._transfer_group(layout)
+        self.hands_kv_over = runner.hands_kv_over
+        others = self._followers if self.hands_kv_over else None
+        num_ranks = len(pools) + (len(others.order_channels) if others else 0)
+        layout = KvLayout.of(pools[0].tensor, num_ranks, pools[0].windows)
+        self.group = self._transfer_group(layout, others)
         self.trace = TraceFile(runtime.trace_file, role, node.instance_id)
         self.weights_digest = weights_fingerprint(
             Path(engine.model), reads_weights=engine.emulate is None
         )
         self._kv_form = self.engine.runner.model_config.kv_form
-        self.has_whole_pool = runner.has_whole_pool
-        if not self.has_whole_pool:  # a transfer would see the heads of one rank: none fits
+        if not self.hands_kv_over:  # a transfer would see the heads of one rank: none fits
             self._kv_form += f", on {engine.tp} GPUs of worker {node.instance_id} alone"
         self.deployment = deployment_id(
             runtime.namespace,
@@ -129,12 +133,12 @@ class Worker:
         self._leaving: asyncio.Task[None] | None = None
         self._stack = contextlib.AsyncExitStack()
 
-    def _transfer_group(self, layout: KvLayout) -> TransferGroup:
+    def _transfer_group(self, layout: KvLayout, others: OtherRanks | None) -> TransferGroup:
         pools, node = self.engine.runner.kv_caches, self.node
         parts = (self.settings.transfer, layout, pools, node.instance_id, node.epoch)
         if self._emulated is not None:
             return EmulatedGroup(self._emulated.profile, *parts)
-        return TransferGroup(*parts)
+        return TransferGroup(*parts, others)
 
     # ---- lifecycle ----------------------------------------------------------------------------
 
@@ -218,7 +222,7 @@ class Worker:
         self, payload: bytes, context: RequestContext, answer: Responder
     ) -> None:
         role = _decode_change(payload).role
-        if role == "prefill" and not self.has_whole_pool:
+        if role == "prefill" and not self.hands_kv_over:
             raise InvalidRequestError(f"{self.node.instance_id}: {_NO_PREFILL}", param="role")
         await self.roles.change(role)
         answer.send(encode(await self._worker_status()))
@@ -297,12 +301,13 @@ def _runner(config: EngineConfig, role: WorkerRole) -> "ModelRunner | EmulatedRu
         return EmulatedRunner(config)
     # Imported here: torch takes 220 MiB, and an emulated worker does without it.
     from tandem.engine.execution.model_runner import ModelRunner
-    from tandem.engine.execution.resolve import device_of
 
-    if role == "prefill" and config.tp > 1 and device_of(config.device).type != "cpu":
-        reason = f"tp {config.tp}: {_NO_PREFILL}; start it with `tandem worker`, or with --gpu cpu"
+    runner = ModelRunner(config, follower=_RANK_PROCESS)
+    if role == "prefill" and not runner.hands_kv_over:
+        runner.close()
+        reason = f"tp {config.tp}: {_NO_PREFILL}; start it with `tandem worker`, or with fewer GPUs"
         raise ConfigError(reason, param="tp")
-    return ModelRunner(config)
+    return runner
 
 
 def _build_engine(config: EngineConfig, role: WorkerRole) -> Engine:

@@ -108,8 +108,7 @@ class End:
 
         `on_message` is called there for each; the message is sent back if it returns True.
         """
-        (agent,) = self.group._agents
-        reactor = agent._reactor
+        reactor = self.group._first._reactor
         assert reactor is not None
         poll = reactor.poll
 

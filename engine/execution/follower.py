@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 import torch
@@ -26,7 +27,11 @@ from tandem.runtime.process.logs import setup_logging
 logger = logging.getLogger(__name__)
 
 
-def follow(channel: socket.socket) -> None:
+# What goes on while a rank follows; the socket is for orders about its pool, where it has its own.
+Beside = Callable[[ModelRunner, socket.socket | None], AbstractContextManager[object]]
+
+
+def follow(channel: socket.socket, beside: Beside) -> None:
     """Compute steps until rank 0 closes its end of `channel`."""
     with channel.makefile("rb") as file:
         data = receive(file)
@@ -39,8 +44,10 @@ def follow(channel: socket.socket) -> None:
         except TandemError as error:
             send(channel, msgspec.msgpack.encode(ReadyMessage(error.message)))
             return
-        while (data := receive(file)) is not None:
-            runner.follow(msgspec.msgpack.decode(data, type=StepMessage))
+        orders = None if start.order_channel is None else socket.socket(fileno=start.order_channel)
+        with beside(runner, orders):
+            while (data := receive(file)) is not None:
+                runner.follow(msgspec.msgpack.decode(data, type=StepMessage))
 
 
 def _build(start: StartMessage, channel: socket.socket, file: Read) -> ModelRunner:
@@ -67,14 +74,14 @@ def _rank(start: StartMessage, shard: Shard, device: str, ready: Callable[[], No
     return SharedRank(shard, files, start.leader_pid, ready)
 
 
-def main() -> None:
+def main(beside: Beside = lambda *_: nullcontext()) -> None:
     """Follow rank 0, over the socket whose file descriptor is the only argument."""
     # Rank 0 ends the others once it has drained; these signals may come to all of them at once.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     with socket.socket(fileno=int(sys.argv[1])) as channel:
         try:
-            follow(channel)
+            follow(channel, beside)
         except (MissingRankError, ConnectionError):  # rank 0 says so, or is gone
             logger.debug("another rank has ended", exc_info=True)
     os._exit(0)  # at once: memory that rank 0 shares is nobody's here

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -24,8 +24,10 @@ from tandem.engine.batch.rows import BatchRows, RowChanges
 from tandem.engine.config import EngineConfig
 from tandem.engine.ranks.apart import ApartRank
 from tandem.engine.ranks.channel import ReadyMessage, StartMessage, receive, send
+from tandem.engine.ranks.marks import ALL_LAYERS, Mark, MarkedEvent
 from tandem.engine.ranks.rank import Rank
 from tandem.engine.ranks.step_message import StepMessage
+from tandem.engine.schedule.sequence import OnLayers
 from tandem.engine.step.outcome import DeviceLostError
 from tandem.kernels.ranks.missing import MissingRankError
 from tandem.runtime.errors import ModelError
@@ -55,9 +57,19 @@ class Followers:
     """
 
     def __init__(
-        self, config: EngineConfig, model: ModelConfig, num_segments: int, devices: Sequence[str]
+        self,
+        config: EngineConfig,
+        model: ModelConfig,
+        num_segments: int,
+        devices: Sequence[str],
+        module: str | None = None,
     ) -> None:
-        """Start a rank on each of `devices` after the first, which is that of this process."""
+        """Start a rank on each of `devices` after the first, which is that of this process.
+
+        `module` is the program of each, and calls follower.main; None: it is that one.
+        """
+        self._module = module or MODULE
+        self.order_channels: list[socket.socket] = []  # to the ranks with a pool of their own
         self._stack = ExitStack()  # of what the ranks have in common
         self._files: SharedFiles | None = None
         self._folder = ""
@@ -70,7 +82,7 @@ class Followers:
             self.rank = ApartRank(*where, self._wait_until_ready)
         else:
             self.rank = self._shared_rank(shard)
-        self._num_steps = 0
+        self._num_steps = self._num_ended = 0
         self._lost: str | None = None  # the reason
         self._has_lost = threading.Event()
         self._on_lost: Callable[[DeviceLostError], None] | None = None
@@ -98,11 +110,18 @@ class Followers:
     def _start(self, config: EngineConfig, rank: int, num_segments: int) -> None:
         ours, theirs = socket.socketpair()
         self._channels.append(ours)
-        files = self._files
-        with theirs:
+        files, orders = self._files, None
+        with ExitStack() as stack:
+            stack.enter_context(theirs)
+            shared = [files.exchange, files.pool] if files else []
+            if files is None:
+                near, far = socket.socketpair()
+                self.order_channels.append(near)
+                orders = stack.enter_context(far).fileno()
+                shared = [orders]
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(), *([files.exchange, files.pool] if files else [])),
+                [sys.executable, "-P", "-m", self._module, str(theirs.fileno())],
+                pass_fds=(theirs.fileno(), *shared),
                 stdin=subprocess.DEVNULL,
             )
         self._processes.append(process)
@@ -114,6 +133,7 @@ class Followers:
             files.exchange if files else None,
             files.pool if files else None,
             self._folder,
+            orders,
             "debug" if logger.isEnabledFor(logging.DEBUG) else "error",  # rank 0 says the rest
             log_format(),
         )
@@ -184,8 +204,32 @@ class Followers:
             raise self._error() from error
 
     def _announce(self, announce: Announce, num_layers: int) -> None:
-        self.rank.exchange.meet()
+        self.rank.meet()
         announce(num_layers)
+
+    def marked(self, on_layers: OnLayers) -> OnLayers:
+        """Return `on_layers` as this step calls it: its events are MarkedEvents."""
+
+        def announce(num_layers: int, event: Any) -> None:
+            marked: Any = MarkedEvent((self._num_steps, num_layers), event)
+            on_layers(num_layers, marked)
+
+        return announce
+
+    @property
+    def ended_mark(self) -> Mark:
+        """The mark of the last step that has ended here. From any thread."""
+        return self._num_ended, ALL_LAYERS
+
+    def end_of_step(self) -> Callable[[], None]:
+        """Return what is to be called at the end of the last step; it raises as `check` does."""
+        number = self._num_steps
+
+        def end() -> None:
+            self.check()
+            self._num_ended = number
+
+        return end
 
     def check(self) -> None:
         """Raise DeviceLostError when a rank has ended."""
@@ -209,7 +253,7 @@ class Followers:
         if self._is_closing.is_set():
             return
         self._is_closing.set()
-        for channel in self._channels:
+        for channel in (*self._channels, *self.order_channels):
             channel.close()
         for process in self._processes:
             try:

@@ -28,6 +28,7 @@ from tandem.engine.memory.kv_blocks import (
     num_blocks_within,
 )
 from tandem.engine.memory.kv_cache import KvCache, kind_of, memory_of
+from tandem.engine.ranks.marks import ALL_LAYERS, StepMarks
 from tandem.engine.ranks.rank import Rank, of_rank, with_segments
 from tandem.engine.ranks.widths import num_segments
 from tandem.engine.schedule.sequence import Chunk, OnLayers
@@ -57,8 +58,8 @@ class ModelRunner:
     `model_config` and `weights`, on the device, replace the files of config.model.
 
     With config.tp above 1 it is rank 0, and starts the processes of the others, which end with
-    `close`; in one of those `rank` is its own. Raises ModelError, ConfigError or CapacityError
-    when it cannot be built.
+    `close` and run the module `follower`; in one of those `rank` is its own. Raises ModelError,
+    ConfigError or CapacityError when it cannot be built.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class ModelRunner:
         model_config: ModelConfig | None = None,
         weights: ModelWeights | None = None,
         rank: Rank | None = None,
+        follower: str | None = None,
     ) -> None:
         stored = model_config or choose_model_config(config.model, config.model_impl)
         self.config, self.model_config = resolve(config, stored)
@@ -81,12 +83,13 @@ class ModelRunner:
 
             assert weights is None and model_config is None, "the other ranks read the files"
             devices = rank_devices(config.device, self.config)
-            where = self.config, self.model_config, self._num_segments, devices
+            where = self.config, self.model_config, self._num_segments, devices, follower
             self.followers = Followers(*where)
             self._rank = self.followers.rank
         self._draws = rank is None
         self._device = device = torch.device(self.config.device)
         self.device_kind = kind_of(device)
+        self.marks = StepMarks(on_gpu=device.type == "cuda")  # used in a rank above 0
         torch.set_num_threads(config.num_threads())
         self._stream = None
         if device.type == "cpu":
@@ -128,9 +131,10 @@ class ModelRunner:
         return (self.kv_cache,)
 
     @property
-    def has_whole_pool(self) -> bool:
-        """False where each rank keeps the KV of its own heads, on a device of its own."""
-        return self._rank is None or not self._rank.draws_apart
+    def hands_kv_over(self) -> bool:
+        """False where ranks with a pool each have heads in common, which no transfer copies."""
+        is_whole = self._rank is None or not self._rank.draws_apart
+        return is_whole or self.model_config.num_kv_heads % self.config.tp == 0
 
     def _build(self, weights: ModelWeights | None) -> None:
         """Make weights, model, KV pool and steps; resolve the pool's size."""
@@ -300,6 +304,8 @@ class ModelRunner:
         is_recorded = self._graphs is not None and on_layers is None and self._graphs.can_run(step)
         announce: Announce | None = None
         if on_layers is not None:
+            if self.followers is not None:
+                on_layers = self.followers.marked(on_layers)
             announce = partial(_announce_layers, on_layers, self._device)
         with self._together(step, changes, announce, boundaries, is_recorded) as announce:
             if is_recorded:
@@ -309,7 +315,7 @@ class ModelRunner:
                 sampled, scores = steps.run(step, plan, announce, boundaries)
             self._share_drawn(step)
         on_host = HostTokens(step.sampled, sampled, plan) if step.sampled else None
-        check = None if self.followers is None else self.followers.check
+        check = None if self.followers is None else self.followers.end_of_step()
         return LaunchedStep(self._device, timing, on_host, scores, check)
 
     def _together(
@@ -335,15 +341,21 @@ class ModelRunner:
     def follow(self, message: "StepMessage") -> None:
         """Compute this rank's part of a step of rank 0."""
         assert self._rank is not None
-        steps, exchange, step = self._steps, self._rank.exchange, message.step()
+        steps, rank, step = self._steps, self._rank, message.step()
+
+        def meet(num_layers: int) -> None:
+            self.marks.record((message.number, num_layers))
+            rank.meet()
+
         with self._on_stream():
             steps.batch_rows.apply(message.changes())
             if message.is_recorded:
                 assert self._graphs is not None
                 self._graphs.follow(step)
             else:
-                steps.follow(step, message.scored, lambda _: exchange.meet(), message.boundaries)
+                steps.follow(step, message.scored, meet, message.boundaries)
             self._share_drawn(step)
+            self.marks.record((message.number, ALL_LAYERS))
 
     def _clear(self, block_ids: list[int]) -> None:
         if block_ids:

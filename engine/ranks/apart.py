@@ -72,6 +72,9 @@ class ApartRank:
         """Return `pool`: it has no other heads."""
         return pool
 
+    def meet(self) -> None:
+        """Do nothing: what reads a rank's pool waits for the rank's own marks."""
+
     def agree(self, num_blocks: int) -> int:
         """Return the least number of all ranks; say so where others have far more memory."""
         least, most = self.exchange.least(num_blocks), -self.exchange.least(-num_blocks)

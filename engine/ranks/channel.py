@@ -28,6 +28,7 @@ class StartMessage(msgspec.Struct, frozen=True):
     exchange_file: int | None  # file descriptors that the rank's process has too
     pool_file: int | None
     folder: str  # in which ranks with a device each meet; empty: those files are theirs
+    order_channel: int | None  # the far end of the orders about the rank's own pool
     log_level: str
     log_format: LogFormat
 

@@ -21,9 +21,6 @@ from tandem.runtime.errors import ModelError
 class Exchange(Protocol):
     """One rank's end of the exchanges, each of which all ranks make in the same order."""
 
-    def meet(self) -> None:
-        """Let what follows begin once every rank has come here."""
-
     def add_up(self, part: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Return the sum of all ranks' contiguous float32 parts, rounded once to `dtype`."""
 
@@ -63,6 +60,9 @@ class Rank(Protocol):
 
     def own_heads(self, pool: torch.Tensor) -> torch.Tensor:
         """Return this rank's heads of a pool, as a view."""
+
+    def meet(self) -> None:
+        """Let what follows begin once every rank's K/V, so far, is in a pool that all share."""
 
     def agree(self, num_blocks: int) -> int:
         """Return the KV blocks of all ranks, of which this one has memory for `num_blocks`."""

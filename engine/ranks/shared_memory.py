@@ -72,6 +72,9 @@ class SharedRank:
         heads = self.shard.kv_heads
         return pool[:, :, :, heads.start : heads.stop]
 
+    def meet(self) -> None:
+        self.exchange.meet()
+
     def agree(self, num_blocks: int) -> int:
         """Return the number: all ranks derive it from one configuration."""
         return num_blocks

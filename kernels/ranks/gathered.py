@@ -60,10 +60,6 @@ class GatheredExchange:
         own = torch.tensor([number], dtype=torch.int64, device=self._device)
         return int(self._gathered(own).min())
 
-    def meet(self) -> None:
-        """Let what follows begin once every rank has come here."""
-        self._gathered(torch.zeros(1, device=self._device))
-
     def share(self, numbers: torch.Tensor) -> None:
         """Fill `numbers` with those of rank 0."""
         dist.broadcast(numbers, 0)

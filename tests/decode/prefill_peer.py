@@ -363,4 +363,4 @@ class Stage:
         await eventually(lambda: pool.num_free + pool.num_cached == NUM_BLOCKS)
         await worker.loop.call(lambda engine: engine.check_invariants())
         assert worker.prefill_view.num_reserved == worker.prefill_view.num_taken
-        assert worker.handoffs.group._agents[0]._num_expected == 0
+        assert worker.handoffs.group._first._num_expected == 0

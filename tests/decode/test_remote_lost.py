@@ -121,7 +121,7 @@ async def test_a_lost_prefill_worker_s_blocks_wait_for_its_death_or_its_lease(
         assert answer.report is not None and answer.report.prefill_instance is None
         if not is_dead:
             assert stage.num_quarantined == len(work.grant.fill)
-            [agent] = stage.worker.handoffs.group._agents
+            agent = stage.worker.handoffs.group._first
             assert agent._num_expected == 0, "it polls often for what counts no more"
         await stage.balanced()
         held_s = time.perf_counter() - claimed_at

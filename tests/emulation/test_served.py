@@ -66,7 +66,7 @@ async def test_a_flipped_bit_on_the_way_is_caught_and_the_answer_is_true(
 ) -> None:
     limits = {"policy": "threshold", "max_local_prefill_length": 8}
     async with Pair(runtime_config, tiny_model, engine=emulated(tmp_path), **limits) as pair:
-        agent = pair.two.worker.group._agents[0]
+        agent = pair.two.worker.group._first
         transfer, num_flipped = agent.transfer, 0
 
         async def flip(*arguments: object, **named: object) -> bytes:

@@ -1,14 +1,22 @@
 """A worker whose ranks keep a KV pool each, as on GPUs, beside one of a single process."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
+from typing import Any, cast
 
+import psutil
 import pytest
 import pytest_asyncio
 
+from tandem.engine.ranks.marks import MarkedEvent
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ConfigError, InvalidRequestError
+from tandem.transfer.agents.group import WriteOrder
+from tandem.transfer.agents.link import Link
+from tandem.transfer.config import TransferConfig
 from tests.decode.prefill_peer import fresh_prompt
+from tests.e2e.cluster import write_sensitive_model
+from tests.handoff_peer import FREE_WRITES
 from tests.services import eventually
 from tests.worker.pair import Both, Pair
 
@@ -28,12 +36,52 @@ class Uneven(Pair):
         return self
 
 
-@pytest_asyncio.fixture
-async def pair(
-    runtime_config: RuntimeConfig, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Uneven]:
+@pytest.fixture(autouse=True)
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setattr("tandem.engine.execution.followers.are_apart", lambda config: True)
+
+
+@pytest.mark.slow
+async def test_layers_leave_each_rank_while_the_step_is_computed(
+    runtime_config: RuntimeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.worker.pair.TRANSFER", TransferConfig())
+    model = write_sensitive_model(tmp_path)
+    async with Pair(runtime_config, model, engine_of_one={"tp": 2}) as pair:
+        for one, other in ((pair.one, pair.two), (pair.two, pair.one)):
+            group = one.worker.group
+            group.links[other.node.instance_id].rates = FREE_WRITES
+            write, orders = group.write, list[WriteOrder]()
+
+            def noted(
+                link: Link, order: WriteOrder, write: Any = write, orders: Any = orders
+            ) -> Awaitable[bytes]:
+                orders.append(order)
+                return cast("Awaitable[bytes]", write(link, order))
+
+            monkeypatch.setattr(group, "write", noted)
+            for index in range(3):
+                prompt = fresh_prompt(21, seed=index)
+                answer = await pair.ask(other, prompt, place="remote")
+                assert await answer.whole() == pair.undisturbed(prompt)
+                assert answer.report is not None and answer.report.place == "remote"
+            pairs = {(order.ranks.prefill_rank, order.ranks.decode_rank) for order in orders}
+            assert len(pairs) == 2
+            for ranks in pairs:
+                its_own = [
+                    order
+                    for order in orders
+                    if (order.ranks.prefill_rank, order.ranks.decode_rank) == ranks
+                ]
+                assert {order.layers for order in its_own} >= {range(1), range(3, 4)}
+                is_marked = any(isinstance(order.after, MarkedEvent) for order in its_own)
+                assert is_marked == (one is pair.one)
+        await pair.balanced()
+
+
+@pytest_asyncio.fixture
+async def pair(runtime_config: RuntimeConfig, tiny_model: Path) -> AsyncIterator[Uneven]:
     async with Uneven(runtime_config, tiny_model, engine_of_one={"tp": 2}) as pair:
         yield pair
 
@@ -44,7 +92,7 @@ async def test_it_computes_its_prompts_itself_and_says_why(pair: Uneven) -> None
     answer = await pair.ask(pair.one, prompt, place="remote")
     assert await answer.whole() == pair.undisturbed(prompt)
     assert answer.report is not None and answer.report.place == "local"
-    assert answer.report.reason.startswith("each GPU of this model keeps the KV of its own heads")
+    assert answer.report.reason.startswith("GPUs of this worker have a KV head in common")
     # Nor does it compute those of the other, which finds no worker that fits it.
     assert pair.one.worker.deployment != pair.two.worker.deployment
     other = fresh_prompt(21, seed=2)
@@ -55,13 +103,17 @@ async def test_it_computes_its_prompts_itself_and_says_why(pair: Uneven) -> None
     assert f"on 2 GPUs of worker {pair.one.node.instance_id} alone" in str(
         status.details["kv_form"]
     )
-    with pytest.raises(InvalidRequestError, match="hands none over"):
+    with pytest.raises(InvalidRequestError, match="with a head in common"):
         await pair.change(pair.one, "prefill")
 
 
-def test_a_prefill_worker_of_several_gpus_is_refused(
-    runtime_config: RuntimeConfig, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.slow
+def test_a_prefill_worker_of_ranks_with_a_head_in_common_is_refused(
+    runtime_config: RuntimeConfig, tiny_model: Path
 ) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    with pytest.raises(ConfigError, match="tp 2: a worker whose model is shared among GPUs"):
-        Both(runtime_config, tiny_model, role="prefill", engine={"tp": 2, "device": "cuda:0"})
+    with pytest.raises(
+        ConfigError, match="tp 2: a worker of more GPUs than its model has KV heads"
+    ):
+        Both(runtime_config, tiny_model, role="prefill", engine={"tp": 2})
+    children = [child.cmdline() for child in psutil.Process().children()]
+    assert not any("tandem.worker.rank_process" in line for line in children)

@@ -16,12 +16,13 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from tandem.runtime.clock import wall_seconds
 from tandem.runtime.errors import TandemError, TransferError
 from tandem.runtime.wire.cluster_messages import RankMetadata
 from tandem.transfer.agents.backends import open_transport
+from tandem.transfer.agents.rank_agent import NO_NOTICE
 from tandem.transfer.agents.reactor import (
     HELLO,
     PeerRank,
@@ -32,10 +33,7 @@ from tandem.transfer.agents.reactor import (
 from tandem.transfer.checksum import checksum_steps, part_checksums
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.layout import KvLayout
-from tandem.transfer.transport import BlockGrid, KvMemory, Operation, Parts
-
-if TYPE_CHECKING:
-    from torch.cuda import Event
+from tandem.transfer.transport import BlockGrid, Event, KvMemory, Operation, Parts
 
 T = TypeVar("T")
 Steps = Generator[None, None, None]  # yields where it would wait
@@ -141,22 +139,13 @@ class TransferAgent:
         peer: PeerRank,
         selection: Selection,
         pairs: Sequence[tuple[int, int]],
-        notice: Callable[[Sequence[int]], bytes] = lambda _: b"",
+        notice: Callable[[Sequence[int]], bytes] = NO_NOTICE,
         *,
         checked: Parts | None = None,
-        after: "Event | None" = None,
+        after: Event | None = None,
         post_before: float | None = None,
     ) -> bytes:
-        """Move parts of blocks, `pairs` of (local, remote) ids; return once they have arrived.
-
-        `notice` is called on the transfer thread right before the post, with the checksums of the
-        parts `checked` of the local blocks, computed once `after` has happened; None: with none,
-        and at once. The peer gets its result after the data of a WRITE; the caller gets it as the
-        return value. Nothing is posted from `post_before` on (a `time.perf_counter()` reading: the
-        lease's end less its margin). After a TransferError nothing more of the transfer is posted,
-        but what was may still land (transfer/handoff/decode.py); `connect` must come before the
-        next transfer. Cancelling the caller stops the waiting, not the transfer.
-        """
+        """Move parts of blocks. `notice` is called on the transfer thread right before the post."""
 
         def post(reactor: TransferReactor, future: asyncio.Future[bytes]) -> Steps:
             sums: list[int] = []
@@ -190,7 +179,7 @@ class TransferAgent:
         return await self._submit(compute)
 
     def _checksums(
-        self, block_ids: Sequence[int], parts: Parts, after: "Event | None"
+        self, block_ids: Sequence[int], parts: Parts, after: Event | None
     ) -> Generator[None, None, list[int]]:
         return checksum_steps(self._kv.tensor, block_ids, parts, self._layout.checksum, after)
 

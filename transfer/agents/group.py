@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from tandem.runtime.errors import TransferError
 from tandem.runtime.wire.cluster_messages import LinkReport, TransferMetadata
 from tandem.transfer.agents.agent import TransferAgent
+from tandem.transfer.agents.far_agent import FarAgent, OtherRanks
 from tandem.transfer.agents.link import Link, LinkRates
 from tandem.transfer.agents.link_probe import (
     MIN_JUDGED_BYTES,
@@ -19,14 +19,12 @@ from tandem.transfer.agents.link_probe import (
     expected_bytes_per_s,
     measure,
 )
+from tandem.transfer.agents.rank_agent import Notice, RankAgent
 from tandem.transfer.agents.reactor import HELLO, Selection
 from tandem.transfer.checksum import checksum_name
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.layout import KvLayout, RankPair, rank_pairs
-from tandem.transfer.transport import BlockGrid, KvMemory
-
-if TYPE_CHECKING:
-    from torch.cuda import Event
+from tandem.transfer.transport import BlockGrid, Event, KvMemory
 
 logger = logging.getLogger(__name__)
 
@@ -41,18 +39,19 @@ class WriteOrder:
     ranks: RankPair
     layers: range
     blocks: Sequence[tuple[int, int]]  # (local, remote) ids
-    make_notice: Callable[[Sequence[int]], bytes]  # from the checksums, one per block
+    make_notice: Callable[[Sequence[int]], bytes]  # from the checksums; a Notice for a FarAgent
     boundaries: Sequence[int] = ()
     post_before: float | None = None  # perf_counter seconds: too late for the post
-    after: "Event | None" = None  # the data is there once this has happened
+    after: Event | None = None  # the data is there once this has happened
     checked: bool = True  # False: no checksums are computed
 
 
 class TransferGroup:
     """Moves KV blocks between this worker's pools and those of its peers.
 
-    A block id is valid for every rank: a worker's ranks hold their shares of a block at the same
-    place. Failures are TransferErrors.
+    `pools` are those of this process's ranks; those of `others`, of the same shape, follow. A block
+    id is valid for every rank: a worker's ranks hold their shares of a block at the same place.
+    Failures are TransferErrors.
     """
 
     byte_scale = 1.0  # bytes that each byte of a pool stands for, to all who predict or count
@@ -64,17 +63,24 @@ class TransferGroup:
         pools: Sequence[KvMemory],
         instance_id: str,
         epoch: str,
+        others: OtherRanks | None = None,
     ) -> None:
-        assert len(pools) == layout.tp_size, "one pool per rank"
+        ranks = range(len(pools), layout.tp_size)
+        assert len(ranks) == len(others.order_channels if others else ()), "one pool per rank"
         self.layout = replace(layout, checksum=checksum_name(pools[0].memory, config.verify))
         self._config = config
         self.pool = pools[0]
         self._instance_id = instance_id
         self._epoch = epoch
-        self._agents = tuple(
+        own = [
             TransferAgent(config, self.layout, pool, instance_id, epoch, rank)
             for rank, pool in enumerate(pools)
-        )
+        ]
+        self._first = own[0]
+        self._agents: list[RankAgent] = [*own]
+        if others is not None:
+            where = others, instance_id, epoch
+            self._agents += [FarAgent(config, self.layout, *where, rank) for rank in ranks]
         self.links: dict[str, Link] = {}  # by the peer's instance
         self._meeting: dict[str, asyncio.Lock] = {}
         self._measuring = asyncio.Lock()
@@ -281,7 +287,7 @@ class TransferGroup:
 
     async def notify(self, peer_instance: str, data: bytes) -> None:
         """Send a message that belongs to no write, from the first rank to the peer's first."""
-        await self._agents[0].notify(peer_instance, data)
+        await self._first.notify(peer_instance, data)
 
     def _checked_layout(self, peer: TransferMetadata) -> KvLayout:
         if (peer.layout_hash, peer.transport) != (self.layout.digest(), self._config.backend):
@@ -335,7 +341,7 @@ class _SpareLink:
             # the second time, as the peer would of its own blocks
             await self._group.prefill_checksums(self._ranks, layers, [ours for ours, _ in pairs])
         order = WriteOrder(
-            self._ranks, layers, pairs, lambda _: HELLO, boundaries=ends, checked=checked
+            self._ranks, layers, pairs, Notice(HELLO), boundaries=ends, checked=checked
         )
         await self._group.write(self._link, order)
 

@@ -307,9 +307,14 @@ class DecodeHandoff:
         return self._close(CloseCause.PEER_LOST, f"{self._claimant_name} was lost")
 
     def peer_gone(self, prefill_instance: str, prefill_epoch: str) -> list[Action]:
-        """Handle the proof that a process is dead: none of its writes can land any more."""
+        """Handle the proof that a process is dead: none of its writes can land any more.
+
+        Where several ranks write, each from a process of its own, it is no proof.
+        """
         if self.claimant != (prefill_instance, prefill_epoch):
             return []
+        if self.claimant_tp_size > 1:
+            return self.peer_lost(prefill_instance)
         return self._quiesced(CloseCause.PEER_GONE, f"{self._claimant_name} is gone")
 
     def claimant_stopped(self, now: float) -> None:

@@ -13,7 +13,10 @@ All little-endian.
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from tandem.transfer.agents.rank_agent import NOTICE_BLOCK, Notice
 
 MAGIC = b"TNDM"
 VERSION = 2
@@ -23,7 +26,6 @@ ID_BYTES = 16
 SECRET_BYTES = 16
 
 _HEADER = struct.Struct("<4sBBH16sIIIHH16s")
-_BLOCK = struct.Struct("<IQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +54,14 @@ class SettledNotice:
 
 def encode_landed(landed: Landed) -> bytes:
     """Return the notice that is sent with a write."""
-    header = _pack(
-        KIND_LANDED,
-        landed,
-        landed.prefill_rank,
-        landed.sequence_number,
-        len(landed.blocks),
-        landed.layers,
-    )
-    return header + b"".join(_BLOCK.pack(*block) for block in landed.blocks)
+    notice = landed_notice(landed, [ordinal for ordinal, _ in landed.blocks])
+    return notice([checksum for _, checksum in landed.blocks])
+
+
+def landed_notice(landed: Landed, ordinals: Sequence[int]) -> Notice:
+    """Return the notice of a write of `ordinals`, in place of the blocks of `landed`."""
+    rank, number = landed.prefill_rank, landed.sequence_number
+    return Notice(_pack(KIND_LANDED, landed, rank, number, len(ordinals), landed.layers), ordinals)
 
 
 def encode_settled(settled: SettledNotice) -> bytes:
@@ -74,9 +75,9 @@ def decode_landed(data: bytes) -> Landed | None:
     if fields is None:
         return None
     rank, handoff_id, attempt, sequence_number, count, begin, end, secret = fields
-    if len(data) != _HEADER.size + count * _BLOCK.size or count == 0 or begin >= end:
+    if len(data) != _HEADER.size + count * NOTICE_BLOCK.size or count == 0 or begin >= end:
         return None
-    blocks = tuple(_BLOCK.iter_unpack(memoryview(data)[_HEADER.size :]))
+    blocks = tuple(NOTICE_BLOCK.iter_unpack(memoryview(data)[_HEADER.size :]))
     return Landed(handoff_id, attempt, secret, rank, sequence_number, range(begin, end), blocks)
 
 

@@ -5,7 +5,13 @@ from dataclasses import dataclass
 
 from tandem.runtime.wire.bounds import MAX_TEXT
 from tandem.runtime.wire.handoff_messages import Claimed, Settled
-from tandem.transfer.handoff.landed import Landed, SettledNotice, encode_landed, encode_settled
+from tandem.transfer.agents.rank_agent import Notice
+from tandem.transfer.handoff.landed import (
+    Landed,
+    SettledNotice,
+    encode_settled,
+    landed_notice,
+)
 from tandem.transfer.layout import RankPair
 
 # Limits the margin for long writes: without a limit, one slow hour would end all writing.
@@ -126,8 +132,8 @@ class PrefillHandoff:
             )
         return writes
 
-    def landed_notice(self, write: PostedWrite, checksums: Sequence[int]) -> bytes:
-        """Return the notice of `write`, with one checksum per ordinal. Callable from any thread."""
+    def landed_notice(self, write: PostedWrite) -> Notice:
+        """Return the notice of `write`, which wants one checksum per ordinal."""
         landed = Landed(
             self.handoff_id,
             self.attempt,
@@ -135,9 +141,9 @@ class PrefillHandoff:
             write.ranks.prefill_rank,
             write.sequence_number,
             write.layers,
-            tuple(zip(write.ordinals, checksums, strict=True)),
+            (),
         )
-        return encode_landed(landed)
+        return landed_notice(landed, write.ordinals)
 
     def settled(self, timeline_ms: dict[str, float] | None = None) -> Settled:
         """Return the message that nothing can land any more. Only when nothing is `pinned`."""

@@ -5,16 +5,13 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tandem.runtime.errors import TransferError
 from tandem.runtime.tracing.timeline import Timeline
 from tandem.transfer.agents.group import TransferGroup, WriteOrder
 from tandem.transfer.agents.link import Link
 from tandem.transfer.handoff.prefill import PostedWrite, PrefillHandoff
-
-if TYPE_CHECKING:
-    from torch.cuda import Event
+from tandem.transfer.transport import Event
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +29,7 @@ class ComputedBlocks:
     num_blocks: int
     num_layers: Sequence[int]
     boundaries: Sequence[int]
-    event: "Event | None" = None
+    event: Event | None = None
 
 
 class BlockWriter:
@@ -72,7 +69,7 @@ class BlockWriter:
             write.ranks,
             write.layers,
             list(zip(local_blocks, write.remote_blocks, strict=True)),
-            lambda checksums: machine.landed_notice(write, checksums),
+            machine.landed_notice(write),
             computed.boundaries,
             write.post_before,
             computed.event,

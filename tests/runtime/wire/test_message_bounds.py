@@ -35,6 +35,7 @@ from tests.test_layout import ROOMS, ROOT, parsed, sources
 OWN_DECODING = {
     "decode/explanations.py": "what this worker keeps of its own requests",
     "engine/execution/follower": "ranks of one worker, over a pair of sockets",
+    "transfer/agents/orders.py": "ranks of one worker, over a pair of sockets",
     "frontend/anthropic": "a client's body",
     "frontend/bodies": "a client's body, whose parts and sizes are counted",
     "frontend/chat": "a client's body",

@@ -135,7 +135,7 @@ async def test_a_write_of_layers_that_are_not_computed_yet_holds_up_no_other_tra
             return repr(sums).encode()
 
         held = asyncio.create_task(
-            p.transfer("WRITE", D, whole(layout), [(1, 1)], notice, checked=parts, after=event)  # type: ignore[arg-type]
+            p.transfer("WRITE", D, whole(layout), [(1, 1)], notice, checked=parts, after=event)
         )
         await asyncio.sleep(0)  # it is handed to the transfer thread, before the next one
         await p.transfer("WRITE", D, whole(layout), [(0, 0)], notice)
@@ -153,7 +153,7 @@ async def test_closing_fails_a_write_whose_event_never_happens(
     async with running(make_pool(4), layout, "p") as p, running(make_pool(4), layout, "d") as d:
         await meet(p, d, layout, 4)
         held = asyncio.create_task(
-            p.transfer("WRITE", D, whole(layout), [(1, 1)], checked=parts, after=Event())  # type: ignore[arg-type]
+            p.transfer("WRITE", D, whole(layout), [(1, 1)], checked=parts, after=Event())
         )
         await asyncio.sleep(0)  # it is handed to the transfer thread
         await p.close()

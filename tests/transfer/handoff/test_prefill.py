@@ -41,12 +41,12 @@ def test_p_posts_each_ordinal_once_and_settles_when_all_have_landed() -> None:
     handoff = prefill_handoff()
     [first] = handoff.post([4, 5], WHOLE, 1.0)
     assert first.remote_blocks == (70, 71)
-    notice = decode_landed(handoff.landed_notice(first, [11, 12]))
+    notice = decode_landed(handoff.landed_notice(first)([11, 12]))
     assert notice == Landed(ID, 1, SECRET, 0, 0, WHOLE, ((4, 11), (5, 12)))
     with pytest.raises(AssertionError, match="once"):
         handoff.post([5], WHOLE, 1.0)
     [second] = handoff.post([6], WHOLE, 1.0)
-    notice = decode_landed(handoff.landed_notice(second, [13]))
+    notice = decode_landed(handoff.landed_notice(second)([13]))
     assert notice is not None and notice.sequence_number == 1
     complete(handoff, second)
     assert handoff.pinned
@@ -88,7 +88,7 @@ def test_groups_of_layers_are_pinned_until_the_last_is_written() -> None:
     complete(handoff, lower)
     assert handoff.pinned and handoff.has_unposted
     [upper] = handoff.post([4, 5, 6], range(3, 4), 1.0)
-    notice = decode_landed(handoff.landed_notice(upper, [1, 2, 3]))
+    notice = decode_landed(handoff.landed_notice(upper)([1, 2, 3]))
     assert notice is not None and notice.layers == range(3, 4)
     assert handoff.pinned and not handoff.has_unposted
     complete(handoff, upper)

@@ -128,7 +128,7 @@ class World(DecodeSide):
         sums = words.checksums(ranks.prefill_rank, ranks.prefill_heads, posted.layers, local_blocks)
         pairs = list(zip(local_blocks, posted.remote_blocks, strict=True))
         flight = Flight(words, self.words, ranks, posted.layers, pairs)
-        notice = machine.landed_notice(posted, sums)
+        notice = machine.landed_notice(posted)(sums)
         self.writes.append(Write(job, posted, notice, flight, self.now + self.flight_s))
 
     def move(self, write: Write, num_blocks: int, *, torn: bool = False) -> None:
@@ -226,10 +226,14 @@ class World(DecodeSide):
         self.processes[index] = self.start_process(process.name)
 
     def tear_down(self, process: Process) -> None:
-        """The decode worker cuts the connection of a dead process."""
+        """The decode worker cuts the connection of a dead process, rank 0; others may go on."""
         process.gone = True
-        self.writes = [w for w in self.writes if w.job.process is not process]
-        self.stray = [w for w in self.stray if w.job.process is not process]
+
+        def goes_on(write: Write) -> bool:
+            return write.job.process is not process or write.posted.ranks.prefill_rank > 0
+
+        self.writes = list(filter(goes_on, self.writes))
+        self.stray = list(filter(goes_on, self.stray))
 
 
 def must_own(job: Job, local_blocks: list[int]) -> None:

@@ -1,0 +1,24 @@
+"""The process of a rank above 0 that is killed in a handoff: as it is to post, or has posted."""
+
+import os
+import signal
+
+from tandem.engine.execution import follower
+from tandem.transfer.agents.reactor import HELLO, TransferOrder, TransferReactor
+from tandem.worker.rank_process import serving
+
+WHEN_VARIABLE = "TEST_RANK_DIES"  # before | after
+
+if __name__ == "__main__":
+    post = TransferReactor.post
+
+    def post_and_die(self: TransferReactor, order: TransferOrder) -> None:
+        is_of_handoff = order.operation == "WRITE" and order.notice != HELLO
+        if is_of_handoff and os.environ[WHEN_VARIABLE] == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        post(self, order)
+        if is_of_handoff:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    TransferReactor.post = post_and_die  # type: ignore[method-assign]
+    follower.main(serving)
