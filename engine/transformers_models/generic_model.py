@@ -22,6 +22,7 @@ from tandem.engine.transformers_models.generic_attention import (
     rotary_table,
 )
 from tandem.engine.transformers_models.generic_parts import (
+    keep_frequencies,
     pack_linears,
     swap_experts,
     swap_mlps,
@@ -49,6 +50,7 @@ class GenericModel:
         swap_mlps(model, kernels, self._dtype, device)
         swap_norms(model, kernels, self._dtype)
         swap_experts(model, kernels, self._dtype, device)
+        keep_frequencies(model, device)
         # The trunk computes hidden states; the rest, with a trunk that passes them on, the logits.
         name, trunk = _trunk_of(model)
         self._trunk = flat_trunk(trunk, config, device)

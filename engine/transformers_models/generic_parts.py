@@ -204,6 +204,30 @@ def swap_norms(model: nn.Module, kernels: Kernels, dtype: torch.dtype) -> None:
                 break
 
 
+def keep_frequencies(model: nn.Module, device: torch.device) -> None:
+    """Let rotations that compute their frequencies in every pass find them on the device."""
+    for module in model.modules():
+        if callable(compute := getattr(module, "rope_init_fn", None)):
+            module.__dict__["rope_init_fn"] = _Frequencies(compute, device)
+
+
+class _Frequencies:
+    """A rotation's frequencies, computed once: it asks for them without a length."""
+
+    def __init__(
+        self, compute: Callable[..., tuple[torch.Tensor, float]], device: torch.device
+    ) -> None:
+        self._compute = compute
+        self._device = device
+        self._found: tuple[torch.Tensor, float] | None = None
+
+    def __call__(self, *arguments: Any, **named: Any) -> tuple[torch.Tensor, float]:
+        if self._found is None:
+            frequencies, scaling = self._compute(*arguments, **named)
+            self._found = frequencies.to(self._device), scaling
+        return self._found
+
+
 def _is_same(
     mine: nn.Module, module: nn.Module, size: int, dtype: torch.dtype, device: torch.device
 ) -> bool:

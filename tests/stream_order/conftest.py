@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="package")
-def mixture(tmp_path_factory: pytest.TempPathFactory) -> scenes.Mixture:
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> scenes.ByTransformers:
     """A mixture of experts of one layer."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -47,4 +47,4 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> scenes.Mixture:
     torch.manual_seed(3)
     folder = tmp_path_factory.mktemp("mixture")
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
-    return scenes.Mixture.load(folder)
+    return scenes.ByTransformers.load(folder, "float32")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import triton.language as tl
 from triton.runtime import interpreter
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -345,6 +346,7 @@ def use_gpus() -> Iterator[Gpus]:
         patch.setattr(ModelRunner, "_prebuild", lambda *_: None)
         patch.setattr(StepProfile, "warm_up", lambda *_: None)
         _patch_torch(gpus, patch)
+        _patch_products(patch)
         _patch_threads(gpus, patch)
         _patch_program(gpus, patch)
         yield gpus
@@ -393,6 +395,23 @@ def _patch_torch(gpus: Gpus, patch: pytest.MonkeyPatch) -> None:
         gpus.run_kernel(launch, self.fn.__name__, ours)
 
     patch.setattr(interpreter.InterpretedFunction, "run", run_kernel)
+
+
+def _patch_products(patch: pytest.MonkeyPatch) -> None:
+    """Let products of bfloat16 multiply numbers: Triton's interpreter multiplies their bits."""
+    builder = interpreter.InterpreterBuilder
+    dot = builder.create_dot
+
+    def widened(handle: Any) -> Any:
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        numbers = (handle.data.astype(np.uint32) << 16).view(np.float32)
+        return interpreter.TensorHandle(numbers, tl.float32)
+
+    def create_dot(self: Any, a: Any, b: Any, *others: Any) -> Any:
+        return dot(self, widened(a), widened(b), *others)
+
+    patch.setattr(builder, "create_dot", create_dot)
 
 
 def _patch_threads(gpus: Gpus, patch: pytest.MonkeyPatch) -> None:

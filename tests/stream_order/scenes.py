@@ -5,7 +5,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,8 +96,8 @@ def steps(folder: Path, device: str, **options: Any) -> Answers:
 
 
 @dataclass(frozen=True, slots=True)
-class Mixture:
-    """A mixture of experts by transformers' code, loaded where there is no GPU."""
+class ByTransformers:
+    """A model by transformers' code, loaded where there is no GPU."""
 
     folder: Path
     config: ModelConfig
@@ -105,21 +105,25 @@ class Mixture:
     siblings: list[tuple[str, ...]]
 
     @classmethod
-    def load(cls, folder: Path) -> "Mixture":
-        config = choose_model_config(folder, "transformers")
-        return cls(folder, config, *build_generic(folder, torch.float32, torch.device("cpu")))
+    def load(cls, folder: Path, dtype: str) -> "ByTransformers":
+        config = replace(choose_model_config(folder, "transformers"), dtype=dtype)
+        built = build_generic(folder, getattr(torch, dtype), torch.device("cpu"))
+        return cls(folder, config, *built)
 
-    def run(self, device: str) -> Answers:
-        """Prompts and decode steps, in a dtype of which no GPU multiplies groups."""
-
+    def make_engine(self, device: str, **options: Any) -> Engine:
         def build(_folder: str, _dtype: torch.dtype, on: torch.device) -> Any:
             return deepcopy(self.model).to(on), self.siblings
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(generic_model, "build_generic", build)
-            config = EngineConfig(**_settings(self.folder, device), model_impl="transformers")
-            engine = Engine(config, ModelRunner(config, model_config=self.config))
-        return run(engine, sequence("a", 5), sequence("b", 3))
+            settings = _settings(self.folder, device) | {"dtype": self.config.dtype} | options
+            config = EngineConfig(**settings, model_impl="transformers")
+            return Engine(config, ModelRunner(config, model_config=self.config))
+
+
+def mixture(model: ByTransformers, device: str) -> Answers:
+    """Prompts and decode steps of a mixture, in a dtype of which no GPU multiplies groups."""
+    return run(model.make_engine(device), sequence("a", 5), sequence("b", 3))
 
 
 class LateMasks:

@@ -236,6 +236,7 @@ class Operations(TorchDispatchMode):
             waits_not = kwargs.get("non_blocking") or (len(args) > 2 and args[2])
         else:
             to = kwargs.get("device") or source.device
+            to = source.device if to.type == "meta" else to  # of another tensor, as `type_as` asks
             waits_not = kwargs.get("non_blocking")
         if to.type == source.device.type == "cuda":
             gpu = [_index(to)]

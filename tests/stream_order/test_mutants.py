@@ -9,14 +9,14 @@ from tests.stream_order.gpu import Gpus
 from tests.stream_order.mutants import MUTANTS, Mutant, Scene
 
 
-async def play(scene: Scene, folder: Path, mixture: scenes.Mixture, gpus: Gpus) -> None:
+async def play(scene: Scene, folder: Path, mixture: scenes.ByTransformers, gpus: Gpus) -> None:
     match scene:
         case "steps":
             scenes.steps(folder, "cuda:0")
         case "masks":
             scenes.masks(folder, "cuda:0")
         case "mixture":
-            mixture.run("cuda:0")
+            scenes.mixture(mixture, "cuda:0")
         case "handoff":
             await scenes.handoff(folder)
         case "quarantine":
@@ -30,7 +30,7 @@ async def play(scene: Scene, folder: Path, mixture: scenes.Mixture, gpus: Gpus) 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 async def test_a_mutant_is_judged_by_name(
-    mutant: Mutant, folder: Path, mixture: scenes.Mixture, gpus: Gpus
+    mutant: Mutant, folder: Path, mixture: scenes.ByTransformers, gpus: Gpus
 ) -> None:
     with mutant.applied():
         raised = ""

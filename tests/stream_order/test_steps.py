@@ -30,10 +30,10 @@ def test_steps_without_a_late_mask_are_in_order(folder: Path, gpus: Gpus) -> Non
 
 
 @pytest.mark.slow
-def test_steps_with_experts_are_in_order(mixture: scenes.Mixture, gpus: Gpus) -> None:
-    found = mixture.run("cuda:0")
+def test_steps_with_experts_are_in_order(mixture: scenes.ByTransformers, gpus: Gpus) -> None:
+    found = scenes.mixture(mixture, "cuda:0")
     assert gpus.order.verdicts == []
-    assert found == mixture.run("cpu")
+    assert found == scenes.mixture(mixture, "cpu")
 
 
 async def test_a_handoff_by_layers_is_in_order_at_both_ends(folder: Path, gpus: Gpus) -> None:

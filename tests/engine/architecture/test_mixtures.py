@@ -15,64 +15,20 @@ from tandem.engine.architecture.config import load_model_config
 from tandem.engine.weights.weights import LayerWeights, load_weights
 from tandem.runtime.errors import ModelError
 from tests.engine.parity import assert_computes_as, make_engine
-from tests.engine.tiny_models import SIZES, YARN_ROPE, make_model
-
-EXPERTS = {"num_hidden_layers": 3, "num_experts_per_tok": 3, "intermediate_size": 48}
-CASES: dict[str, dict[str, Any]] = {
-    "mixtral": {"num_local_experts": 5, "sliding_window": 20},
-    "qwen3_moe": {
-        "num_experts": 8,
-        "moe_intermediate_size": 32,
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 2,
-        "num_hidden_layers": 4,
-        "mlp_only_layers": [3],
-    },
-    "qwen2_moe": {
-        "num_experts": 6,
-        "moe_intermediate_size": 32,
-        "shared_expert_intermediate_size": 40,
-        "use_sliding_window": True,
-        "sliding_window": 12,
-        "max_window_layers": 2,
-        "mlp_only_layers": [0],
-    },
-    "olmoe": {"num_experts": 7},
-    "granitemoe": {
-        "num_local_experts": 5,
-        "embedding_multiplier": 12.0,
-        "attention_multiplier": 0.1,
-        "residual_multiplier": 0.22,
-        "logits_scaling": 8.0,
-    },
-    "gpt_oss": {
-        "num_local_experts": 6,
-        "sliding_window": 12,
-        "rope_parameters": YARN_ROPE | {"rope_theta": 150_000.0, "truncate": False},
-    },
-    "glm4_moe": {
-        "n_routed_experts": 12,
-        "moe_intermediate_size": 24,
-        "n_shared_experts": 2,
-        "n_group": 4,
-        "topk_group": 2,
-        "routed_scaling_factor": 1.8,
-        "use_qk_norm": True,
-    },
-}
+from tests.engine.tiny_models import MIXTURES, SIZES, make_model
 
 
-@pytest.mark.parametrize("model_type", CASES)
+@pytest.mark.parametrize("model_type", MIXTURES)
 def test_a_mixture_computes_as_in_transformers(model_type: str, tmp_path: Path) -> None:
-    assert_computes_as(tmp_path, make_model(tmp_path, model_type, **(EXPERTS | CASES[model_type])))
+    assert_computes_as(tmp_path, make_model(tmp_path, model_type, **MIXTURES[model_type]))
 
 
-@pytest.mark.parametrize("model_type", CASES)
+@pytest.mark.parametrize("model_type", MIXTURES)
 def test_stacked_experts_load_as_those_that_are_stored_one_by_one(
     model_type: str, tmp_path: Path
 ) -> None:
     """As transformers names them in memory, and may store them."""
-    model = make_model(tmp_path, model_type, **(EXPERTS | CASES[model_type]))
+    model = make_model(tmp_path, model_type, **MIXTURES[model_type])
     config = load_model_config(tmp_path)
     path = tmp_path / "model.safetensors"
     before = set(load_file(path))
@@ -87,7 +43,7 @@ def test_stacked_experts_load_as_those_that_are_stored_one_by_one(
 
 
 def test_an_expert_that_is_missing_is_named(tmp_path: Path) -> None:
-    make_model(tmp_path, "olmoe", **(EXPERTS | CASES["olmoe"]))
+    make_model(tmp_path, "olmoe", **MIXTURES["olmoe"])
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
     del tensors["model.layers.1.mlp.experts.4.up_proj.weight"]
@@ -125,7 +81,7 @@ def test_an_expert_that_is_missing_is_named(tmp_path: Path) -> None:
 def test_a_mixture_that_cannot_be_computed_is_refused_by_its_key(
     model_type: str, changes: dict[str, Any], expected: str, tmp_path: Path
 ) -> None:
-    made = AutoConfig.for_model(model_type, **(SIZES | EXPERTS | CASES[model_type])).to_dict()
+    made = AutoConfig.for_model(model_type, **(SIZES | MIXTURES[model_type])).to_dict()
     architecture = next(
         each.name for each in ARCHITECTURES.values() if each.model_type == model_type
     )
@@ -140,7 +96,7 @@ def test_a_mixture_that_cannot_be_computed_is_refused_by_its_key(
 
 def test_a_token_passes_its_own_experts_alone(tmp_path: Path) -> None:
     """All weights are held, and a step's floor counts those that it reads."""
-    make_model(tmp_path, "mixtral", **(EXPERTS | CASES["mixtral"]))
+    make_model(tmp_path, "mixtral", **MIXTURES["mixtral"])
     config = load_model_config(tmp_path)
     expert, attention = 3 * 64 * 48, 64 * 64 * 2 + 64 * 32 * 2
     assert linear_params(config) == 3 * (attention + 5 * 64 + 3 * expert)
