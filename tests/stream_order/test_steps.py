@@ -10,8 +10,13 @@ from tests.stream_order.gpu import Gpus
 
 @pytest.mark.parametrize(
     "options",
-    [{}, pytest.param({"cuda_graphs": False}, marks=pytest.mark.slow)],
-    ids=["graphs", "no graphs"],
+    [
+        {},
+        pytest.param({"cuda_graphs": False}, marks=pytest.mark.slow),
+        pytest.param({"deterministic": True}, marks=pytest.mark.slow),
+        pytest.param({"cascade_attention": True}, marks=pytest.mark.slow),
+    ],
+    ids=["graphs", "no graphs", "deterministic", "cascade attention"],
 )
 def test_steps_ahead_of_the_host_are_in_order(
     folder: Path, gpus: Gpus, options: dict[str, bool]
