@@ -29,7 +29,7 @@ from tandem.bench.report.setting import chip, gpu_id, gpu_name, is_cpu, setting_
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 MAX_REASON = 600  # characters
-MAX_LOG = 4000  # of each in the document; the whole ones lie in a folder beside it
+MAX_LOG = 4000  # of each in the document; the whole ones lie in a file beside it
 DRY_PATIENCE = 4.0  # times the limit of a section, for a machine that does other work too
 
 
@@ -125,7 +125,7 @@ def run_sections(program: SectionProgram, options: SectionOptions) -> int:
             failures=findings.failures | failures,
         )
         write_document(output, whole)
-        _write_logs(output.with_suffix(".logs"), findings.logs)
+        _write_logs(output.with_suffix(".log"), findings.logs)
     print_figures(figures, program.how)
     _print_run(options, findings)
     print(output)
@@ -152,11 +152,11 @@ def _out_of_reach(program: SectionProgram, options: SectionOptions) -> Iterator[
             )
 
 
-def _write_logs(folder: Path, logs: Mapping[str, str]) -> None:
+def _write_logs(path: Path, logs: Mapping[str, str]) -> None:
+    """Write whole logs into one file: a machine that is lent may give few files back."""
     if logs:
-        folder.mkdir(parents=True, exist_ok=True)
-    for name, log in logs.items():
-        (folder / f"{name}.log").write_text(log, encoding="utf-8")
+        parts = (f"==> {name} <==\n{log}\n" for name, log in logs.items())
+        path.write_text("\n".join(parts), encoding="utf-8")
 
 
 def judged(figures: Iterable[Figure], *, is_dry: bool) -> list[Figure]:

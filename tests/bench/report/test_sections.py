@@ -93,6 +93,7 @@ def test_a_run_that_is_cut_has_written_the_sections_before(
     whole = msgspec.json.decode(path.read_bytes())
     assert whole["figures"]["copy_torch"]["value"] == 3.0
     assert whole["section_logs"] == {"ceilings": "the log"}
+    assert path.with_suffix(".log").read_text() == "==> ceilings <==\nthe log\n"
 
 
 def test_sections_that_measure_the_same_have_figures_of_their_own(
