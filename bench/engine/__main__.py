@@ -29,6 +29,8 @@ HOW = {
     "share of all time. Time in no step's events: the same without a profiler, the share "
     "of the time from tokens to tokens that lies in no step",
     "prefill": "device time of a prompt, its steps summed; until its token: by the host's clock",
+    "rate by float8, by int4": "the same prompt's time by weights that are numbers, over its time "
+    "by codes as files in FP8 and of AWQ have",
     "worst decode step": "the longest step that holds decodes between a long prompt's arrival and "
     "its first token, by the device's clock; the target is engine.max_step_ms. The gap between "
     "tokens is by the host's clock. The ceiling of the prompt in chunks is the prompt alone",
@@ -47,6 +49,7 @@ PROGRAM = SectionProgram(
         Section("prefill", f"{MODULE}.prefill:run", 60.0),
         Section("chunked", f"{MODULE}.chunked:run", 60.0),
         Section("products", f"{MODULE}.products:run", 120.0, only_named=True),
+        Section("quantized", f"{MODULE}.quantized:run", 60.0, only_named=True),
     ),
     how=HOW,
     budget_s=295.0,  # so that a run ends within five minutes

@@ -15,12 +15,14 @@ from unittest import mock
 
 import torch
 
+from tandem.bench.engine.quantized import CODES, with_codes
 from tandem.bench.engine.rig import Rig
 from tandem.bench.engine.setting import QWEN3_8B
 from tandem.bench.report.figures import Figure, at_least, at_most
 from tandem.bench.report.options import option, parse
 from tandem.bench.report.program import run_program
 from tandem.bench.report.turns import compared
+from tandem.engine.architecture.config import ModelConfig
 from tandem.engine.config import EngineConfig
 from tandem.engine.execution.model_code import ModelImpl
 from tandem.engine.execution.model_runner import ModelRunner
@@ -30,7 +32,6 @@ from tandem.kernels.cpu.experts import pack_experts, route
 from tandem.kernels.cpu.launch import silu_mul
 from tandem.kernels.cpu.linear import pack_linear, pack_panels
 from tandem.kernels.reference.experts import ExpertWeights
-from tandem.kernels.reference.quantized import BITS, Code, QuantizedMatrix
 from tandem.kernels.reference.routing import Routing
 from tandem.models.random_model import PRESETS, write_shape
 
@@ -124,42 +125,21 @@ CODES_SHAPE = replace(
     vocab_size=32_768,
     tie_word_embeddings=True,
 )
-# Inputs that share a scale: those of Qwen3's FP8, of AWQ and of gpt-oss.
-GROUP_SIZES: dict[Code, int] = {"float8": 128, "int4": 128, "float4": 32}
 
 
 def codes(_: Path) -> Iterator[Figure]:
     """Yield the times of a step with every code, and how many times as fast it is."""
     plain = random_weights(CODES_SHAPE, torch.bfloat16, torch.device("cpu"))
-    forms = {"bfloat16": plain} | {code: _with_codes(plain, code) for code in GROUP_SIZES}
+    forms: dict[str, tuple[ModelConfig, ModelWeights]] = {"bfloat16": (CODES_SHAPE, plain)}
+    forms |= {code: with_codes(CODES_SHAPE, plain, code) for code in CODES}
     rigs = {
-        name: _rig(dtype="bfloat16", model_config=CODES_SHAPE, weights=weights)
-        for name, weights in forms.items()
+        name: _rig(dtype="bfloat16", model_config=model, weights=weights)
+        for name, (model, weights) in forms.items()
     }
     for each in rigs.values():
         each.place(1, CONTEXT)
     steps = {name: each.step for name, each in rigs.items()}
     return compared("decode step", steps, 100, at_least(1.3))
-
-
-def _with_codes(weights: ModelWeights, code: Code) -> ModelWeights:
-    """Return `weights` with the matrices of all layers as codes."""
-    names = ("qkv", "output", "gate_up", "down")
-    layers = (
-        replace(layer, **{name: _coded(getattr(layer, name), code) for name in names})  # type: ignore[arg-type]
-        for layer in weights.layers
-    )
-    return replace(weights, layers=tuple(layers))
-
-
-def _coded(weight: torch.Tensor, code: Code) -> QuantizedMatrix:
-    """Return random codes in the shape of a matrix, none of which stands for more than it has."""
-    out_size, in_size = weight.shape
-    group_size = GROUP_SIZES[code]
-    codes = torch.randint(0, 96, (out_size, in_size * BITS[code] // 8), dtype=torch.uint8)
-    scales = torch.full((out_size, in_size // group_size), 0.1 * in_size**-0.5)
-    zeros = torch.zeros_like(scales) if code == "int4" else None
-    return QuantizedMatrix(code, codes, scales.half(), group_size, zeros)
 
 
 # ---- layers of experts ------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import torch
 from tandem.bench.engine.profile import STEP_MARK
 from tandem.bench.engine.setting import shape_for
 from tandem.bench.report.setting import Setting, synchronize
+from tandem.engine.architecture.config import ModelConfig
 from tandem.engine.config import EngineConfig
 from tandem.engine.core.engine import Engine
 from tandem.engine.core.runner import Runner, Step
@@ -21,6 +22,7 @@ from tandem.engine.schedule.sequence import Chunk, OnLayers
 from tandem.engine.schedule.sequence import Sequence as EngineSequence
 from tandem.engine.step.outcome import SampledToken, ScoredPart
 from tandem.engine.weights.random_weights import random_weights
+from tandem.engine.weights.weights import ModelWeights
 from tandem.runtime.wire.messages import SamplingParams, StopConditions
 
 DRY_KV_BYTES = 8 << 20  # the pool of a dry run; a GPU's is sized by its memory
@@ -176,13 +178,18 @@ class Rig:
 
 
 class Workshop:
-    """Random weights on the device, and rigs over them."""
+    """Weights on the device, random ones by default, and rigs over them."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        model: ModelConfig | None = None,
+        weights: ModelWeights | None = None,
+    ) -> None:
         self.setting = setting
-        self.model = shape_for(setting)
+        self.model = model or shape_for(setting)
         dtype: torch.dtype = getattr(torch, self.model.dtype)
-        self._weights = random_weights(self.model, dtype, setting.device)
+        self.weights = weights or random_weights(self.model, dtype, setting.device)
 
     def config(self, **values: Any) -> EngineConfig:
         """Return an engine's configuration on this device, without a prefix cache."""
@@ -194,7 +201,7 @@ class Workshop:
 
     def runner(self, config: EngineConfig) -> ModelRunner:
         """Return a runner of the model under `config`, its pool full of random K/V."""
-        runner = ModelRunner(config, model_config=self.model, weights=self._weights)
+        runner = ModelRunner(config, model_config=self.model, weights=self.weights)
         pool = runner.kv_cache.tensor
         for start in range(0, len(pool), FILLED_BLOCKS):
             pool[start : start + FILLED_BLOCKS].normal_()

@@ -9,9 +9,9 @@ if [ "$word" = failed: ]; then
   done
   run tandem.bench.gpu_first_run --only sanitize --budget 100 --output "$OUT/sanitize.json" "$@"
 else
-  run tandem.bench.kernels --only ceilings prefill decode --budget 95 \
+  run tandem.bench.kernels --only ceilings prefill decode prompts --budget 95 \
     --output "$OUT/kernels.json" "$@"
-  run tandem.bench.engine --only ceilings decode prefill --once --budget 120 \
+  run tandem.bench.engine --only ceilings decode prefill quantized --once --budget 120 \
     --output "$OUT/engine.json" "$@"
 fi
 exit 0

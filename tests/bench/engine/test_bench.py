@@ -9,6 +9,7 @@ from tandem.bench.engine import chunked as engine_chunked
 from tandem.bench.engine import decode as engine_decode
 from tandem.bench.engine import prefill as engine_prefill
 from tandem.bench.engine import products as engine_products
+from tandem.bench.engine import quantized as engine_quantized
 from tandem.bench.engine.decode import Point
 from tandem.bench.engine.floors import decode_bytes
 from tandem.bench.engine.profile import Idle
@@ -19,6 +20,7 @@ from tandem.bench.report.setting import Setting, setting_for
 from tandem.engine.config import DeviceKind, EngineConfig
 from tandem.engine.schedule.sequence import Chunk, OnLayers
 from tandem.engine.step.outcome import SampledToken, ScoredPart
+from tandem.kernels.reference.quantized import Code
 
 STEP_S = 2e-3
 DRY = setting_for("cpu")
@@ -176,3 +178,21 @@ def test_decode_steps_of_every_variant_are_measured() -> None:
         assert found[f"decode_b2_ctx32_{variant}"].bound is not None
         assert found[f"decode_b2_ctx32_{variant}_host"].samples[0] > 0
     assert not any(each.failure for each in found.values())
+
+
+def test_prompts_by_quantized_weights_are_held_against_those_by_numbers() -> None:
+    found = dry(engine_quantized)
+    numbers_ms = found["prefill_numbers"].samples[0]
+    for code in engine_quantized.MEASURED:
+        (rate,), (codes_ms,) = (found[f"prefill_{code}{of}"].samples for of in ("_rate", ""))
+        assert rate == pytest.approx(numbers_ms / codes_ms)
+    assert not any(each.failure for each in found.values())
+
+
+@pytest.mark.parametrize("code", engine_quantized.CODES)
+def test_a_model_whose_matrices_are_codes_is_measured(code: Code) -> None:
+    plain = Workshop(DRY)
+    coded = Workshop(DRY, *engine_quantized.with_codes(plain.model, plain.weights, code))
+    rig = coded.rig(max_num_seqs=1)
+    (record,) = rig.prefill(rig.prompt(5))
+    assert record.num_prompt_tokens == 5
