@@ -1,6 +1,7 @@
 # Sourced from the repository's root by the scripts beside it: the package, and wheels in .whl/.
 export PYTHONUNBUFFERED=1 TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-/tmp/tandem-triton}
-PYTHON=${PYTHON:-python3} OUT=${OUT:-/tmp/tandem-first-run} STATE=/tmp/tandem-first-run-state
+test -x .venv/bin/python && usual=.venv/bin/python || usual=python3
+PYTHON=${PYTHON:-$usual} OUT=${OUT:-/tmp/tandem-first-run} STATE=/tmp/tandem-first-run-state
 mkdir -p "$OUT" "$STATE" build/typing/tandem
 if compgen -G ".whl/*.whl" >/dev/null; then
   test -d /tmp/site || "$PYTHON" -m pip install -q --no-index --no-deps --no-compile \
