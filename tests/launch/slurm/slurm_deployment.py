@@ -9,6 +9,9 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+from tandem.launch.cluster.status import read_cluster
+from tandem.launch.slurm.deployment import read_deployment
+from tandem.runtime.errors import TandemError
 from tandem.runtime.local.child_process import ChildProcess
 from tests.certificates import Authority
 from tests.e2e.cluster import write_sensitive_model
@@ -23,6 +26,7 @@ class Tandem:
 
     def __init__(self, slurm: SlurmCluster, state: Path) -> None:
         self.slurm, self.state = slurm, state
+        self.up_s = 0.0  # how long `up` took
 
     def run(self, *words: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
         """Run `tandem slurm ...` and return what it printed."""
@@ -82,12 +86,22 @@ class Tandem:
         (pid,) = [pid for pid in pids if mark in Path(f"/proc/{pid}/environ").read_text()]
         return pid
 
-    async def serves(self, count: int) -> bool:
-        """True when `tandem slurm status` shows just so many workers as serving."""
-        return f"\n{count} of " in (await self.command("status")).stdout
+    async def num_serving(self) -> int:
+        """The workers that serve; 0 while the services do not answer."""
+        try:
+            report = await read_cluster(read_deployment(self.state).effective())
+        except TandemError:
+            return 0
+        return sum(
+            each.instance.component == "decode" and each.state == "serving"
+            for each in report.instances
+        )
 
     async def until_serving(self, count: int) -> None:
-        await eventually(lambda: self.serves(count), timeout_s=120, pause_s=0.5)
+        async def serve() -> bool:
+            return await self.num_serving() == count
+
+        await eventually(serve, timeout_s=120, pause_s=0.5)
 
     def logs(self) -> str:
         paths = sorted(self.state.glob("logs/*.log"))
@@ -106,8 +120,10 @@ def deployed(slurm: SlurmCluster, folder: Path, *words: str) -> Iterator[Tandem]
         *("up", str(model), "--gpus", "0", "--notice-s", "60", *words),
         *("--time", "1:00:00", "--frontend.port=0", "--engine.max_model_len=512"),
         *("--engine.threads=1", "--disagg.policy=always_remote", *tls),
+        "--planner.interval_s=1",
     )
-    print(f"up {' '.join(words)}: {time.perf_counter() - begun_s:.1f} s")
+    tandem.up_s = time.perf_counter() - begun_s
+    print(f"up {' '.join(words)}: {tandem.up_s:.1f} s")
     yield tandem
     assert "cancelled" not in tandem.run("down").stderr
     assert tandem.jobs() == tandem.jobs("tandem") == {}

@@ -45,6 +45,7 @@ async def load(tandem: Tandem) -> AsyncIterator[StreamLoad]:
 async def test_a_spare_worker_takes_the_answers_of_a_host_that_dies(
     tandem: Tandem, load: StreamLoad
 ) -> None:
+    await tandem.until_serving(2)
     victim = next(iter(tandem.jobs().values()))
     async with load.running() as record:
         tandem.slurm.lose_node(victim)
