@@ -9,6 +9,7 @@ everything has run that the device had been given by then.
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -193,7 +194,15 @@ class TransferReactor:
         return [notice for _, notice in self._transport.notifications()]
 
     def close(self) -> None:
-        """Drop every peer, then the transport. A transfer that does not settle gets no end."""
+        """Let READs end, drop every peer, then the transport.
+
+        Over TCP UCX 1.21 may abort a peer's process when the reader of its memory goes. A transfer
+        that does not settle gets no end.
+        """
+        while self._is_reading():  # `poll` gives up late ones
+            with suppress(TransferError):
+                self.poll()
+            time.sleep(_SETTLING_POLL_S)
         for key in list(self._peers):
             self._drop(key, "the agent closes")
         until = time.perf_counter() + self._timeout_s
@@ -203,6 +212,9 @@ class TransferReactor:
         if self._settling:
             logger.error("transfer agent %s closes before its device is idle", self._name)
         self._transport.close()
+
+    def _is_reading(self) -> bool:
+        return any(transfer.order.operation == "READ" for transfer in self._transfers)
 
     def _drop(
         self,

@@ -359,6 +359,26 @@ def test_closing_fails_what_is_under_way_and_closes_the_transport_last(
     assert transport.log[-1] == "close" and "remove o.e1.0" in transport.log
 
 
+@pytest.mark.parametrize(
+    ("takes_s", "end"),
+    [(TIMEOUT_S - 1, "done"), (TIMEOUT_S + 1, "READ with d.e1.0: a transfer took more than 2.0 s")],
+)
+def test_a_reader_leaves_when_its_read_has_ended_or_is_too_late(
+    reactor: TransferReactor, transport: ScriptedTransport, takes_s: float, end: str
+) -> None:
+    ends, until = Ends(), transport.now + takes_s
+    reactor.post(order(ends, operation="READ"))
+
+    def polled(handle: object) -> bool:
+        assert not [line for line in transport.log if line.startswith("remove")]
+        return transport.now >= until
+
+    transport.poll = polled  # type: ignore[method-assign]
+    reactor.close()
+    assert ends.all == [end]
+    assert transport.log[-1] == "close" and "remove d.e1.0" in transport.log
+
+
 @dataclass
 class Device:
     """Stands for a GPU: what it was given has run once `is_idle`."""
