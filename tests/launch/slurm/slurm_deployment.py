@@ -103,6 +103,11 @@ class Tandem:
 
         await eventually(serve, timeout_s=120, pause_s=0.5)
 
+    def worker_logs(self) -> str:
+        """All that the workers have logged."""
+        paths = self.state.glob("logs/worker-*.log")
+        return "".join(path.read_text(errors="replace") for path in paths)
+
     def logs(self) -> str:
         paths = sorted(self.state.glob("logs/*.log"))
         return "\n".join(f"==== {path.name}\n{path.read_text()[-1500:]}" for path in paths)

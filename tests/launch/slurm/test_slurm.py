@@ -1,6 +1,7 @@
 """`tandem slurm` on a real Slurm: three hosts, TLS, a cluster token, and faults under load."""
 
 import os
+import re
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -80,6 +81,7 @@ async def test_scaling_up_and_a_roll_of_four_and_scaling_down_fail_no_request(
         await tandem.command("scale", "2")
         assert len(tandem.jobs()) == 2
     record.judge("scale 4, 2")
+    assert set(re.findall(r"ended with (\d+)", tandem.worker_logs())) == {"0"}  # each left
 
 
 async def test_a_planner_scales_between_its_bounds_and_fails_no_request(
@@ -102,8 +104,7 @@ async def test_at_its_time_limit_a_worker_leaves_and_another_comes(
         await eventually(lambda: elder not in tandem.jobs(), timeout_s=150, pause_s=0.5)
         await eventually(lambda: len(tandem.jobs()) == 2, pause_s=0.5)
     record.judge("time limit")
-    for log in tandem.state.glob("logs/worker-*.log"):
-        assert "TIME LIMIT" not in log.read_text(errors="replace")  # none was ended by Slurm
+    assert "TIME LIMIT" not in tandem.worker_logs()  # none was ended by Slurm
 
 
 async def test_a_dead_process_is_started_again(tandem: Tandem, load: StreamLoad) -> None:
