@@ -35,6 +35,7 @@ SlurmdParameters=config_overrides
 ReturnToService=2
 SlurmdTimeout=5
 MessageTimeout=5
+BatchStartTimeout=3
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
