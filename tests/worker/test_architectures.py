@@ -6,13 +6,10 @@ from pathlib import Path
 import pytest
 
 from tandem.runtime.config import RuntimeConfig
-from tests.engine.architecture import test_architectures, test_mixtures
-from tests.engine.tiny_models import make_model
+from tests.engine.tiny_models import DENSE, MIXTURES, make_model
 from tests.handoff_peer import FREE_WRITES, MODEL
 from tests.worker.pair import Pair
 
-DENSE = test_architectures.CASES
-MIXTURES = {name: test_mixtures.EXPERTS | each for name, each in test_mixtures.CASES.items()}
 NUM_TOKENS = 24
 
 
