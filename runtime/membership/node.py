@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -172,6 +173,7 @@ def set_log_level(live: LiveRuntime) -> None:
     logging.getLogger().setLevel(live.log_level.upper())
 
 
+@cache
 def pid_space() -> str:
     """Return the kernel and pid namespace of this process's pid; empty where unknown."""
     try:
