@@ -212,7 +212,7 @@ def keep_frequencies(model: nn.Module, device: torch.device) -> None:
 
 
 class _Frequencies:
-    """A rotation's frequencies, computed once: it asks for them without a length."""
+    """A rotation's frequencies, computed once where it asks by its config alone: not by length."""
 
     def __init__(
         self, compute: Callable[..., tuple[torch.Tensor, float]], device: torch.device
@@ -222,8 +222,10 @@ class _Frequencies:
         self._found: tuple[torch.Tensor, float] | None = None
 
     def __call__(self, *arguments: Any, **named: Any) -> tuple[torch.Tensor, float]:
+        if named or len(arguments) != 1:
+            return self._compute(*arguments, **named)
         if self._found is None:
-            frequencies, scaling = self._compute(*arguments, **named)
+            frequencies, scaling = self._compute(*arguments)
             self._found = frequencies.to(self._device), scaling
         return self._found
 

@@ -337,23 +337,25 @@ class Handoffs:
         self._on_token(home, seq)
 
     def _unclaimed(self, ticket: Ticket, *, may_wait: bool) -> None:
-        """Give up a ticket that waits, unless another worker is still predicted to be better."""
+        """End the wait of a ticket, unless another worker is still predicted to be better."""
         if ticket.worker is not None or ticket.has_ended:
             return
-        if not may_wait:
+        again = self._decided_again(ticket) if may_wait else None
+        if again is None or not again.is_predicted:
             self._give_up(ticket, "no worker was free to claim it in time")
-            return
-        decision = decide_again(
+        elif again.place == "remote":
+            self._clock.after(LOOK_AGAIN_S, partial(self._unclaimed, ticket, may_wait=True))
+        else:
+            self._give_up(ticket, SOONER_HERE)
+
+    def _decided_again(self, ticket: Ticket) -> Decision:
+        return decide_again(
             self._config,
             ticket.num_uncached,
             self.side(ticket.home, ticket.seq.request_id),
             num_cached_tokens=ticket.seq.num_cached_tokens,
             waited_ms=(self._clock.now_s - ticket.queued_s) * 1e3,
         )
-        if decision.place == "remote":
-            self._clock.after(LOOK_AGAIN_S, partial(self._unclaimed, ticket, may_wait=True))
-        else:
-            self._give_up(ticket, SOONER_HERE)
 
     def _give_up(self, ticket: Ticket, detail: str) -> None:
         """Have the prompt computed at home, unless its first token has come."""
