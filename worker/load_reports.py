@@ -14,6 +14,7 @@ from tandem.runtime.wire.cluster_messages import positions_of
 INTERVAL_S = 0.25  # between reports of an engine that computes, unless prompts come or go
 HEARTBEAT_S = 0.5  # between reports of one that does not
 MIN_INTERVAL_S = 0.02
+PLACING_S = 0.002  # a prompt that has come is placed first: a report takes the same threads
 LONG_TOKENS = 512  # of a prompt that delays others noticeably
 BURST_S = 0.05  # prompts that came within it may be in no report yet
 MAX_IN_BURST = 256  # prompts
@@ -99,6 +100,8 @@ class LoadReports:
             num_steps, is_busy = self._progress()
             if num_steps == reported and not is_busy:
                 await ends_within(changed.wait(), HEARTBEAT_S - INTERVAL_S)
+        if changed.is_set():
+            await asyncio.sleep(PLACING_S)
         changed.clear()
 
     async def _send_one(self) -> None:

@@ -27,7 +27,12 @@ from tandem.router.predict import PlaceLoad
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.wire.block_hash import num_blocks_of
 from tandem.runtime.wire.cluster_messages import WorkerRole, role_names
-from tandem.worker.load_reports import INTERVAL_S, LONG_TOKENS, MIN_INTERVAL_S
+from tandem.worker.load_reports import (
+    INTERVAL_S,
+    LONG_TOKENS,
+    MIN_INTERVAL_S,
+    PLACING_S,
+)
 from tandem.worker.roles import HANDOVER_S
 
 
@@ -360,4 +365,4 @@ class VirtualCluster:
             self._report_of(worker)
 
         due_s = self._reported_s.get(worker, 0.0) + MIN_INTERVAL_S
-        self._clock.after(max(0.0, due_s - self._clock.now_s), report)
+        self._clock.after(max(0.0, due_s - self._clock.now_s) + PLACING_S, report)

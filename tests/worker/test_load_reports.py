@@ -1,4 +1,4 @@
-"""Load reports come by need: at once for prompts, often while the engine computes, else rarely."""
+"""Load reports come by need: soon for prompts, often while the engine computes, else rarely."""
 
 import asyncio
 from collections import deque
@@ -9,7 +9,13 @@ import pytest
 from tandem.engine.schedule.outputs import LoadStats
 from tandem.runtime.tasks import cancel, keep_running
 from tandem.worker import load_reports
-from tandem.worker.load_reports import BURST_S, LONG_TOKENS, LoadReports, OwnPrompts
+from tandem.worker.load_reports import (
+    BURST_S,
+    LONG_TOKENS,
+    PLACING_S,
+    LoadReports,
+    OwnPrompts,
+)
 from tests.services import eventually
 
 NEVER_S = 3600.0
@@ -34,6 +40,7 @@ class Reporting:
     num_steps: int = 0
     is_busy: bool = False
     sent: list[LoadStats] = field(default_factory=list)
+    asked_s: list[float] = field(default_factory=list)  # when the engine was asked for its load
 
     async def __aenter__(self) -> "Reporting":
         reports = LoadReports(self.prompts, self.load, self.sent.append, self.progress)
@@ -45,6 +52,7 @@ class Reporting:
         await cancel(self.task)
 
     async def load(self) -> LoadStats:
+        self.asked_s.append(asyncio.get_running_loop().time())
         return IDLE
 
     def progress(self) -> tuple[int, bool]:
@@ -76,6 +84,15 @@ async def test_an_engine_without_work_is_reported_at_its_first_prompt_and_at_lon
         reporting.prompts.discard("first")
         reporting.prompts.discard("long")
         await reporting.has_sent(4)
+
+
+async def test_a_prompt_is_placed_before_the_engine_is_asked_for_its_load() -> None:
+    async with Reporting() as reporting:
+        await asyncio.sleep(0.1)
+        came_s = asyncio.get_running_loop().time()
+        reporting.prompts.add("first", 1)
+        await reporting.has_sent(2)
+        assert reporting.asked_s[-1] - came_s >= PLACING_S
 
 
 async def test_heartbeats_tell_that_a_worker_without_work_lives(
