@@ -62,6 +62,13 @@ class Jobs:
             help="A second service job, on another node, which takes over when the first is lost."
         ),
     ] = True
+    planner: Annotated[
+        Mode | None,
+        typer.Option(
+            help="With a planner of their number in the service job: advise or act, up to "
+            "--planner.max_workers, spare ones included."
+        ),
+    ] = None
     role: Annotated[WorkerRole, typer.Option("--role", "-r", help="Role of the workers.")] = "both"
     partition: Annotated[str | None, typer.Option("--partition", "-p")] = None
     time: Annotated[
@@ -104,7 +111,12 @@ class Jobs:
     ) -> "Deployment":
         """Return the deployment. Raise ConfigError for a name or a width that cannot be."""
         from tandem.launch.slurm.deployment import Deployment, JobOptions, cores_for, folder_of
+        from tandem.runtime.errors import ConfigError
 
+        if self.planner is not None and config.config.planner.max_workers is None:
+            raise ConfigError(
+                "--planner needs a bound, as in --planner.max_workers=8", param="--planner"
+            )
         others = tuple(self.sbatch or ())
         cpus = cores_for(config.config.engine, self.gpus, self.cpus)
         is_folder = Path(model.model).expanduser().is_dir()
@@ -125,6 +137,7 @@ class Jobs:
             notice_s=self.notice_s,
             max_requeues=self.max_requeues,
             has_standby=self.standby,
+            has_planner=self.planner is not None,
         )
 
 
@@ -147,6 +160,7 @@ def up(
     from tandem.launch.slurm.operate import up as run
     from tandem.runtime.process.reporter import Reporter
 
+    session.set("planner.mode", jobs.planner, "--planner")
     config = _config(session)
     with Reporter() as reporter:
         run(jobs.deployment(place, model, config), config, reporter, timeout_s)
@@ -218,7 +232,7 @@ def planner(
 
     from tandem.config.sources import Setting
     from tandem.launch.planner.process import run_planner
-    from tandem.launch.slurm.operate import SlurmExecutor
+    from tandem.launch.slurm.executor import SlurmExecutor
     from tandem.runtime.process.reporter import Reporter
 
     deployment = place.load()

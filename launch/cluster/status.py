@@ -220,9 +220,13 @@ def _print_report(report: ClusterReport) -> None:
         console.print(f"prefill queue of {name}: {queue.error or counts}")
     shown = ", ".join(f"{name} {value}" for name, value in report.thresholds.items())
     console.print(f"thresholds: {shown}")
-    for planner in report.planners:
-        for line in planner.lines:
-            console.print(line)
+    for line in planner_lines(report):
+        console.print(line)
+
+
+def planner_lines(report: ClusterReport) -> list[str]:
+    """Return the last reading of each planner, in lines."""
+    return [line for planner in report.planners for line in planner.lines]
 
 
 def links(report: ClusterReport) -> list[str]:

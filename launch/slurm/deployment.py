@@ -50,6 +50,7 @@ class Deployment(msgspec.Struct, frozen=True):
     notice_s: int  # from Slurm's signal to the end of a job's time
     max_requeues: int
     has_standby: bool = True  # a second service job
+    has_planner: bool = False  # in the service job whose turn it is
 
     @property
     def standby_job(self) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 
@@ -31,6 +32,7 @@ class Members:
         self._report = reporter
         self._timeout_s = timeout_s
         self._running_s: dict[str, float] = {}  # job |-> since when it was seen to run
+        self._given_up = threading.Event()
 
     def service_jobs(self) -> list[Job]:
         """Return the service jobs, and their successors where some wait."""
@@ -44,7 +46,12 @@ class Members:
 
     def serving(self, jobs: Sequence[Job]) -> dict[str, InstanceReport]:
         """Return job id |-> its worker, for the workers that serve."""
-        cluster = self.cluster()
+        return self.serving_in(self.cluster(), jobs)
+
+    def serving_in(
+        self, cluster: ClusterReport | None, jobs: Sequence[Job]
+    ) -> dict[str, InstanceReport]:
+        """Return those of `serving` in a state of the cluster; None: its services are away."""
         if cluster is None:
             return {}
         found = {job.id: self._worker_of(job, cluster) for job in jobs}
@@ -94,7 +101,7 @@ class Members:
                     f"{len(serving)} of {count} workers serve after {self._timeout_s:.0f} s; "
                     f"{text}. The jobs stay: `tandem slurm down` ends them"
                 )
-            time.sleep(POLL_S)
+            self._pause()
 
     def _require_jobs(self, service: Sequence[Job], jobs: Sequence[Job], count: int) -> None:
         if not service:
@@ -142,7 +149,19 @@ class Members:
                 cancel(left)
                 self._report.warn(f"cancelled after {drain_s:.0f} s: {_titles(left)}")
                 return
-            time.sleep(POLL_S)
+            self._pause()
+
+    def give_up(self) -> None:
+        """Let a wait in another thread end with ServiceError; the jobs stay as they are."""
+        self._given_up.set()
+
+    @property
+    def has_given_up(self) -> bool:
+        return self._given_up.is_set()
+
+    def _pause(self) -> None:
+        if self._given_up.wait(POLL_S):
+            raise ServiceError("nothing waits for the jobs any longer; they stay")
 
     def probe(self, worker: InstanceReport) -> None:
         """Generate a token at a worker, if it has that role. Raise ServiceError if that fails."""

@@ -1,6 +1,5 @@
 """`tandem slurm`: up, status, logs, scale, roll and down, over the jobs of one deployment."""
 
-import asyncio
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -8,14 +7,14 @@ from functools import partial
 from rich.table import Table
 
 from tandem.config.model import EffectiveConfig
-from tandem.launch.slurm.deployment import Deployment, read_deployment, write_folder
+from tandem.launch.cluster.status import planner_lines
+from tandem.launch.slurm.deployment import Deployment, write_folder
 from tandem.launch.slurm.members import POLL_S, Members
 from tandem.launch.slurm.scripts import SERVICE, WORKER, render
 from tandem.launch.supervise.slurm_commands import Job, cancel, let_leave, submit
 from tandem.runtime.errors import ConfigError, NotFoundError, ServiceError
 from tandem.runtime.local.child_process import log_tail
 from tandem.runtime.process.reporter import Reporter, wide_console
-from tandem.runtime.wire.cluster_messages import Instance, WorkerRole
 
 ROOM_PATIENCE_S = 10.0  # a successor waits so long for a free node; then the elder makes room
 
@@ -50,7 +49,8 @@ def show_status(deployment: Deployment, reporter: Reporter, timeout_s: float) ->
     """Print the jobs, with the load of each worker that serves, and the address."""
     members = Members(deployment, reporter, timeout_s)
     service, workers = members.service_jobs(), members.worker_jobs()
-    serving = members.serving(workers)
+    cluster = members.cluster()
+    serving = members.serving_in(cluster, workers)
     services = deployment.services()
     table = Table(box=None, pad_edge=False)
     for heading in ("job", "what", "node", "state", "worker", "running", "waiting"):
@@ -72,6 +72,8 @@ def show_status(deployment: Deployment, reporter: Reporter, timeout_s: float) ->
     elif services is not None:
         count = f"{len(serving)} of {deployment.num_workers}"
         console.print(f"{count} workers serve at {services.http_url}")
+    for line in [] if cluster is None else planner_lines(cluster):
+        console.print(line)
 
 
 def show_log(deployment: Deployment, worker: int | None, num_lines: int) -> None:
@@ -82,50 +84,27 @@ def show_log(deployment: Deployment, worker: int | None, num_lines: int) -> None
     print(log_tail(path, num_lines))
 
 
-def scale(deployment: Deployment, count: int, reporter: Reporter, timeout_s: float) -> Deployment:
+def scale(deployment: Deployment, count: int, reporter: Reporter, timeout_s: float) -> None:
     """Submit workers or end the least loaded, until `count` and the spare ones are left."""
     members = Members(deployment, reporter, timeout_s)
-    jobs = members.worker_jobs()
+    if resize(members, count + deployment.num_spare, reporter):
+        members.until_serving(count, members.worker_jobs)
+    reporter.done(f"{len(members.worker_jobs())} workers, {deployment.num_spare} of them spare")
+
+
+def resize(members: Members, wanted: int, reporter: Reporter) -> bool:
+    """Submit workers, and return True; or end the least loaded, until `wanted` are left."""
+    deployment, jobs = members.deployment, members.worker_jobs()
     if not members.service_jobs():
         raise NotFoundError(f"{deployment.name} has no service job: `tandem slurm up` starts it")
-    wanted = count + deployment.num_spare
-    deployment = deployment.scaled(count)
-    deployment.save()
-    if wanted > len(jobs):
-        taken = {job.index for job in jobs}
-        free = [index for index in range(len(jobs) + wanted) if index not in taken]
-        _submit_workers(deployment, free[: wanted - len(jobs)], reporter)
-        members.until_serving(count, members.worker_jobs)
-    else:
-        chosen = _least_loaded(members, jobs)[: len(jobs) - wanted]
-        members.release(chosen)
-    reporter.done(f"{len(members.worker_jobs())} workers, {deployment.num_spare} of them spare")
-    return deployment
-
-
-class SlurmExecutor:
-    """Starts and ends workers of a deployment for its planner."""
-
-    def __init__(self, deployment: Deployment, reporter: Reporter, timeout_s: float) -> None:
-        self._folder, self._reporter, self._timeout_s = deployment.path, reporter, timeout_s
-
-    async def start(self, role: WorkerRole, count: int) -> str:
-        """Submit workers and return once they serve. Those that do not are taken back."""
-        try:
-            await self._scale(count)
-        except ServiceError:
-            await self._scale(-count)
-            raise
-        return f"{count} workers"
-
-    async def stop(self, worker: Instance) -> None:
-        """End the worker that is the least loaded by now."""
-        await self._scale(-1)
-
-    async def _scale(self, num_more: int) -> None:
-        deployment = read_deployment(self._folder)  # which other commands change too
-        count = deployment.num_workers + num_more
-        await asyncio.to_thread(scale, deployment, count, self._reporter, self._timeout_s)
+    deployment.scaled(max(1, wanted - deployment.num_spare)).save()
+    if wanted <= len(jobs):
+        members.release(_least_loaded(members, jobs)[: len(jobs) - wanted])
+        return False
+    taken = {job.index for job in jobs}
+    free = [index for index in range(len(jobs) + wanted) if index not in taken]
+    _submit_workers(deployment, free[: wanted - len(jobs)], reporter)
+    return True
 
 
 def roll(deployment: Deployment, reporter: Reporter, timeout_s: float) -> None:

@@ -8,12 +8,14 @@ from pathlib import Path
 import uvloop
 
 from tandem.config.model import EffectiveConfig, load_config
+from tandem.config.planner import PlannerConfig
 from tandem.config.sources import Setting
 from tandem.launch.run.options import LaunchOptions
 from tandem.launch.serve.plan import plan_frontend
 from tandem.launch.serve.role_process import role_process
 from tandem.launch.slurm.deployment import ORIGIN, Deployment, read_deployment
 from tandem.launch.slurm.turn import Turn
+from tandem.launch.supervise.managed_process import ManagedProcess
 from tandem.launch.supervise.network_servers import NetworkEtcd, NetworkNats
 from tandem.launch.supervise.slurm_commands import controller_host
 from tandem.launch.supervise.supervisor import Supervisor, with_free_port
@@ -36,6 +38,7 @@ class ServiceSupervisor(Supervisor):
         options = LaunchOptions(start_timeout_s=START_TIMEOUT_S)
         super().__init__(config, options, reporter)
         self._turn = Turn(deployment.services_file, os.environ.get("SLURM_JOB_ID", ""))
+        self._deployment = deployment
 
     def _own_servers(self) -> dict[str, LocalServer]:
         runtime = self._config.config.runtime
@@ -52,7 +55,7 @@ class ServiceSupervisor(Supervisor):
         return False
 
     def _drain_order(self) -> Sequence[str]:
-        return ("frontend",)
+        return ("planner", "frontend")
 
     def _report_ready(self) -> None:
         self._report.done(f"the services run, with a frontend at {self._http_url()}")
@@ -71,6 +74,10 @@ class ServiceSupervisor(Supervisor):
         runtime = self._config.config.runtime
         self._turn.take(runtime.nats_url, runtime.etcd_endpoints, self._http_url())
         self._report.done(f"serving at {self._http_url()}")
+        if self._deployment.has_planner:
+            planner = _planner_process(self._deployment, self._config.config.planner)
+            await self._start_child(planner)
+            self._keep_up(planner)
         other = await self._turn.until_lost()
         raise ServiceError(f"job {other.job_id} has taken over: it serves at {other.http_url}")
 
@@ -89,6 +96,19 @@ def run_service(folder: Path) -> int:
     config = with_free_port(config.with_defaults(own))
     with Reporter() as reporter:
         return uvloop.run(ServiceSupervisor(config, reporter, deployment).run())
+
+
+def _planner_process(deployment: Deployment, config: PlannerConfig) -> ManagedProcess:
+    """Return the process `tandem slurm planner`, whose log is in the state folder.
+
+    It has this job's environment, which is that of the workers it submits.
+    """
+    assert config.max_workers is not None, "`up` asks for it"
+    words = [*deployment.launch, "slurm", "planner", "--state-dir", deployment.folder]
+    words += ["--mode", config.mode, "--min-workers", str(config.min_workers)]
+    words += ["--max-workers", str(config.max_workers)]
+    folder = deployment.path / "logs"
+    return ManagedProcess("planner", "planner", words, os.environ, folder, placement="CPU")
 
 
 def _host(interface: str) -> str:

@@ -37,6 +37,7 @@ from tandem.runtime.wire.cluster_messages import Instance
 KILL_AFTER_DRAIN_S = 5.0
 HEALTH_RETRY_S = 0.05
 FOLLOW_INTERVAL_S = 0.2
+OPTIONAL_KINDS = ("planner",)  # of children without which the others serve on
 
 
 class Supervisor(ABC):
@@ -229,7 +230,10 @@ class Supervisor(ABC):
         self._children.remove(child)
 
     async def _keep(self, process: ManagedProcess | LocalServer) -> None:
-        """Restart a process whenever it ends. Raise ServiceError when it ends too often."""
+        """Restart a process whenever it ends.
+
+        Raise ServiceError when one that is needed ends too often.
+        """
         backoff = Backoff()
         while True:
             child = process.child
@@ -238,7 +242,11 @@ class Supervisor(ABC):
                 continue
             delay_s = backoff.next_delay_s(child.lived_s)
             if delay_s is None:
-                raise _died(process, f"for the {backoff.num_restarts + 1}th time in a row")
+                death = _died(process, f"for the {backoff.num_restarts + 1}th time in a row")
+                if isinstance(process, ManagedProcess) and process.kind in OPTIONAL_KINDS:
+                    self._report.warn(f"{death}\nthe others serve on without it")
+                    return
+                raise death
             self._report.warn(f"{process.name} {how}; starting it again in {delay_s:g} s")
             await asyncio.sleep(delay_s)
             if process.child is not child:

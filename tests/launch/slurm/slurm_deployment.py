@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from tandem.launch.cluster.status import read_cluster
+from tandem.launch.cluster.status import planner_lines, read_cluster
 from tandem.launch.slurm.deployment import read_deployment
 from tandem.runtime.errors import TandemError
 from tandem.runtime.local.child_process import ChildProcess
@@ -96,6 +96,13 @@ class Tandem:
             each.instance.component == "decode" and each.state == "serving"
             for each in report.instances
         )
+
+    async def planner_lines(self) -> list[str]:
+        """What the planners have put into discovery; none while the services do not answer."""
+        try:
+            return planner_lines(await read_cluster(read_deployment(self.state).effective()))
+        except TandemError:
+            return []
 
     async def until_serving(self, count: int) -> None:
         async def serve() -> bool:

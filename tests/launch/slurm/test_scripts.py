@@ -10,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tandem.config.model import EffectiveConfig, load_config
+from tandem.config.planner import Mode
+from tandem.config.sources import Setting
 from tandem.engine.config import EngineConfig
+from tandem.launch.cli.slurm_commands import Jobs, Place
+from tandem.launch.run.options import ModelOptions
 from tandem.launch.slurm.deployment import cores_for
 from tandem.launch.slurm.scripts import SERVICE, WORKER, render
 from tandem.runtime.errors import ConfigError
@@ -33,6 +38,17 @@ def test_a_script_is_short_and_has_the_options(tmp_path: Path) -> None:
     assert "exclusive" not in scripts[SERVICE]  # its node may have other users, too
     assert "--gpu cpu" not in scripts[WORKER]
     assert "'/models/with space'" in scripts[WORKER]
+
+
+def test_a_planner_has_a_bound(tmp_path: Path) -> None:
+    def planned(config: EffectiveConfig, planner: Mode | None) -> bool:
+        place, model = Place("tandem", tmp_path), ModelOptions("bundled")
+        return Jobs(planner=planner).deployment(place, model, config).has_planner
+
+    with pytest.raises(ConfigError, match=r"--planner needs a bound, as in --planner.max_workers"):
+        planned(load_config(), "act")
+    bound = load_config().with_settings([Setting("planner.max_workers", 8, "a test")])
+    assert planned(bound, "advise") and not planned(bound, None)
 
 
 class Run:
