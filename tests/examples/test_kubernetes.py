@@ -137,6 +137,7 @@ def test_config_ports_and_probes_are_the_product_s(
         mounts = [each["mountPath"] for each in container["volumeMounts"]]
         files = [runtime.tls_cert_file, runtime.tls_key_file, runtime.tls_ca_file]
         if kind == "frontend":
+            assert runtime.host == runtime.advertise_host
             server = config.frontend
             files += [server.tls_cert_file, server.tls_key_file, server.api_keys_file]
         if kind == "epp":
@@ -161,8 +162,9 @@ def test_firewalls_open_the_ports_of_the_config(manifests: list[Manifest], tmp_p
         {"port": first, "endPort": last},
         {"port": config.runtime.metrics_port},
     ]
-    [rule] = policies["frontend"]["ingress"]
-    assert rule["ports"] == [{"port": config.frontend.port}]
+    opened = [port for rule in policies["frontend"]["ingress"] for port in rule["ports"]]
+    responses = [{"port": config.runtime.port}] if config.frontend.share_responses else []
+    assert opened == [{"port": config.frontend.port}, *responses]
 
 
 def test_a_gateway_finds_the_frontends_and_the_picker(
@@ -252,6 +254,7 @@ def test_a_worker_with_certificates_is_dialed_by_a_name(helm: Helm, tmp_path: Pa
         (VALUES["scaled"] | {"planner": "act"}, "planner"),
         (VALUES["scaled-prefill"] | {"disaggregatedSet": True}, "LeaderWorkerSet 0.9"),
         (VALUES["scaled-by-nats"] | {"model": {"path": "a b"}}, "escape"),
+        (VALUES["encrypted"] | {"config": {"frontend": {"share_responses": True}}}, "certificate"),
     ],
 )
 def test_values_that_cannot_work_are_refused(helm: Helm, values: Manifest, words: str) -> None:

@@ -61,7 +61,8 @@ spec:
       args: {{ toJson (concat .command (list "--config" "/etc/tandem/tandem.yaml")) }}
       env:
         - {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
-        - {name: {{ ternary "TANDEM_RUNTIME__ADVERTISE_HOST" "TANDEM_RUNTIME__HOST" (eq .kind "frontend") }}, value: $(POD_IP)}
+        - {name: TANDEM_RUNTIME__HOST, value: $(POD_IP)}
+        {{ if eq .kind "frontend" }}- {name: TANDEM_RUNTIME__ADVERTISE_HOST, value: $(POD_IP)}{{ end }}
         - {name: HOME, value: /home/tandem}
         - {name: XDG_CACHE_HOME, value: /cache}
         - {name: TRITON_CACHE_DIR, value: /cache/triton}
