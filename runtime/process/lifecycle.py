@@ -30,11 +30,14 @@ def freeze_gc() -> None:
     """Exclude the present objects from garbage collection, and collect less often.
 
     With a model loaded, a full collection stops the process for 0.14 s. Requests leave no cycles,
-    and at Python's own threshold each wave of them would cause a collection.
+    and at Python's own threshold each wave of them would cause a collection. Memory that the start
+    has freed returns to the system, from the arenas of threads that have ended too.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
+    with contextlib.suppress(AttributeError, OSError):  # glibc's own
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def return_large_buffers() -> None:

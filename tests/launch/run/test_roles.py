@@ -35,6 +35,19 @@ def test_pytorch_is_not_loaded_before_that() -> None:
     assert done.stdout.strip() == b"False"
 
 
+def test_a_worker_loads_no_compilers_and_no_parts_of_a_frontend() -> None:
+    """PyTorch's import alone is more than half of a worker's memory beside pool and weights."""
+    rooms = ["decode.worker", "prefill.worker", "engine.execution.model_runner"]
+    imports = ", ".join(f"tandem.{room}" for room in ["launch.run.roles", *rooms])
+    script = f"import sys, {imports}; print(*sys.modules, sep='\\n')"
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, check=True)
+    loaded = done.stdout.decode().split()
+    assert "torch" in loaded
+    compilers = ("sympy", "networkx", "torch._dynamo", "torch._inductor", "triton", "transformers")
+    of_frontends = ("tandem.frontend.serving", "starlette", "uvicorn", "tokenizers", "jinja2")
+    assert [each for each in loaded if each.startswith((*compilers, *of_frontends))] == []
+
+
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 @pytest.mark.parametrize("service", ["nats", "etcd"])
 def test_a_mistyped_address_is_named_before_the_model_is_looked_for(

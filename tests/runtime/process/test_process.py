@@ -98,6 +98,26 @@ def test_what_is_loaded_is_no_longer_looked_at_for_garbage() -> None:
         gc.set_threshold(*threshold)
 
 
+def test_memory_that_the_start_has_freed_goes_back_to_the_system() -> None:
+    """In a process of its own: a malloc that keeps what is freed, as a worker's on a CPU does."""
+    script = """
+import threading
+import psutil
+from tandem.engine.memory.host_memory import keep_freed_memory
+from tandem.runtime.process.lifecycle import freeze_gc
+
+keep_freed_memory()
+loader = threading.Thread(target=lambda: [bytes(100_000) for _ in range(640)])  # 61 MiB
+loader.start()
+loader.join()
+kept = psutil.Process().memory_info().rss
+freeze_gc()
+print(kept - psutil.Process().memory_info().rss)
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, check=True)
+    assert int(done.stdout) > 40 * 2**20
+
+
 async def test_a_failing_startup_stops_and_is_raised() -> None:
     lifecycle = Lifecycle()
     stages = Stages(lifecycle)
