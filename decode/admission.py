@@ -33,7 +33,6 @@ MAX_WAYS_GIVEN = 8  # by one ticket
 class PrefillSide:
     """This worker and the prefill side, as far as a placement depends on them."""
 
-    receives_kv: bool = True  # False: this worker computes all of its prompts
     num_instances: int = 0
     num_silent: int = 0  # of these: they have not reported their load lately
     queue_connected: bool = False
@@ -161,8 +160,6 @@ def _decide(
         return Decision("local", PlacementCause.ASKED)
     if placement is None and config.policy == Policy.ALWAYS_LOCAL:
         return Decision("local", PlacementCause.POLICY, config.policy)
-    if not side.receives_kv:
-        return Decision("local", PlacementCause.KV_APART)
     if side.num_instances == 0:
         return Decision("local", PlacementCause.NO_PREFILL_WORKER)
     if not side.queue_connected:

@@ -14,7 +14,6 @@ class PlacementCause(StrEnum):
 
     ASKED = "asked"
     PROMPT_LOGPROBS = "prompt_logprobs"
-    KV_APART = "kv_apart"
     POLICY = "policy"
     NO_PREFILL_WORKER = "no_prefill_worker"
     QUEUE_LOST = "queue_lost"
@@ -35,8 +34,6 @@ class PlacementCause(StrEnum):
 _REASONS = {
     PlacementCause.ASKED: "asked for by the request",
     PlacementCause.PROMPT_LOGPROBS: "the prompt's log probabilities are wanted",
-    PlacementCause.KV_APART: "GPUs of this worker have a KV head in common, and receive no KV from "
-    "elsewhere",
     PlacementCause.POLICY: "policy {0.policy}",
     PlacementCause.NO_PREFILL_WORKER: "no prefill worker",
     PlacementCause.QUEUE_LOST: "the prefill queue is not reachable",

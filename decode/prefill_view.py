@@ -44,7 +44,7 @@ class PrefillView:
         self._queue, self._health, self._instances = worker.queue, health, instances
         self._metrics = metrics
         self._own_prompts = worker.own_prompts
-        self._side = PrefillSide(receives_kv=worker.hands_kv_over, transfer=self.transfer_cost)
+        self._side = PrefillSide(transfer=self.transfer_cost)
         self._loads: dict[str, tuple[float, LoadReport]] = {}  # by instance, when they came
         self.queue_depth = NO_JOBS
         self.num_reserved = 0  # all handoffs so far; counted on the engine thread

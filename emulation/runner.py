@@ -30,7 +30,6 @@ class EmulatedRunner:
     """
 
     followers = None  # the profile of a width stands for all its ranks
-    hands_kv_over = True
 
     def __init__(self, config: EngineConfig) -> None:
         assert config.emulate is not None

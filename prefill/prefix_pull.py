@@ -97,7 +97,7 @@ class PrefixPuller:
         if [ordinal for ordinal, _ in answer.blocks] != ordinals:
             return False  # the claim has ended
         pairs = [(ours, theirs) for (_, ours), (_, theirs) in zip(fill, answer.blocks, strict=True)]
-        found = [await self.group.read(link, ranks, pairs) for ranks in link.rank_pairs]
+        found = [await self.group.read(link, ranks, pairs) for ranks in link.read_pairs]
         if found != answer.checksums:
             logger.error("prefix blocks READ from %s have wrong checksums", link.peer.instance_id)
             return False

@@ -95,7 +95,8 @@ class HandoffPeer:
         self.node = Node(runtime, component=component, model=MODEL)
         self.engine = Engine(engine_config(model), ModelRunner(engine_config(model)))
         pools = self.engine.runner.kv_caches
-        layout = KvLayout.of(pools[0].tensor, len(pools), pools[0].windows)
+        num_kv_heads = self.engine.runner.model_config.num_kv_heads
+        layout = KvLayout.of(pools[0].tensor, num_kv_heads, windows=pools[0].windows)
         self.group = TransferGroup(transfer, layout, pools, self.node.instance_id, self.node.epoch)
         self.notices: list[bytes] = []
         self.deployment = deployment_id(

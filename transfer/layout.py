@@ -1,8 +1,8 @@
 """The shape of a KV block, and the arithmetic of moving blocks between ranks.
 
-A rank's pool is `[num_blocks, num_layers, 2, num_kv_heads / tp_size, block_size, head_dim]`: one
-block is one contiguous record over all layers of a group. A model has one group unless some of its
-layers have a window.
+A rank's pool is `[num_blocks, num_layers, 2, heads_per_rank, block_size, head_dim]`: one block is
+one contiguous record over all layers of a group. A model has one group unless some of its layers
+have a window. Of fewer KV heads than ranks, neighboring ranks have a replica each of the same head.
 """
 
 from bisect import bisect_left
@@ -42,28 +42,25 @@ class KvLayout:
     def __post_init__(self) -> None:
         if self.dtype not in ELEMENT_BYTES:
             raise TransferError(f"KV of dtype {self.dtype} can't be transferred")
-        if self.tp_size < 1 or self.num_kv_heads % self.tp_size:
+        if not _are_even(self.num_kv_heads, self.tp_size):
             raise TransferError(
                 f"{self.num_kv_heads} KV heads can't be divided evenly among {self.tp_size} ranks"
             )
 
     @classmethod
-    def of(cls, pool: "Pool", tp_size: int = 1, windows: tuple[int, ...] = (0,)) -> "KvLayout":
+    def of(
+        cls, pool: "Pool", num_kv_heads: int, tp_size: int = 1, windows: tuple[int, ...] = (0,)
+    ) -> "KvLayout":
         """Return the layout of a worker of `tp_size` ranks from the pool of one of them.
 
         `pool` is `[num_blocks, num_layers, 2, heads of the rank, block_size, head_dim]`.
         """
-        _, num_layers, _, heads_per_rank, block_size, head_dim = pool.shape
-        num_kv_heads, dtype = heads_per_rank * tp_size, str(pool.dtype).removeprefix("torch.")
-        return cls(
-            num_layers,
-            num_kv_heads,
-            block_size,
-            head_dim,
-            dtype,
-            tp_size=tp_size,
-            windows=windows,
-        )
+        _, num_layers, _, num_heads, block_size, head_dim = pool.shape
+        shape = num_layers, num_kv_heads, block_size, head_dim
+        dtype = str(pool.dtype).removeprefix("torch.")
+        layout = cls(*shape, dtype, tp_size=tp_size, windows=windows)
+        assert num_heads == layout.heads_per_rank, (num_heads, layout)
+        return layout
 
     @property
     def num_groups(self) -> int:
@@ -91,7 +88,7 @@ class KvLayout:
 
     @property
     def heads_per_rank(self) -> int:
-        return self.num_kv_heads // self.tp_size
+        return max(1, self.num_kv_heads // self.tp_size)
 
     @property
     def head_bytes(self) -> int:
@@ -146,38 +143,68 @@ class KvLayout:
             return ((layers.start * self.layer_bytes, len(layers) * self.layer_bytes),)
         return self.head_parts(heads)[2 * layers.start : 2 * layers.stop]
 
+    def rank_pairs_from(self, prefill_tp: int) -> "tuple[RankPair, ...]":
+        """Return the pairs over which a prefill worker of `prefill_tp` ranks writes into this."""
+        return rank_pairs(self.num_kv_heads, prefill_tp, self.tp_size)
+
+    def read_pairs_from(self, prefill_tp: int) -> "tuple[RankPair, ...]":
+        """Return the pairs over which a prefill worker of `prefill_tp` ranks READs from this."""
+        pairs = rank_pairs(self.num_kv_heads, self.tp_size, prefill_tp)
+        return tuple(pair.reversed() for pair in pairs)
+
 
 @dataclass(frozen=True, slots=True)
 class RankPair:
-    """One rank of a prefill worker, one of a decode worker, and the KV heads that they share."""
+    """One rank of a prefill worker, one of a decode worker, and KV heads that both have."""
 
     prefill_rank: int
     decode_rank: int
     prefill_heads: range  # within the pool of `prefill_rank`
     decode_heads: range  # within the pool of `decode_rank`
 
+    def reversed(self) -> "RankPair":
+        """Return the pair with the prefill and the decode worker in each other's place."""
+        ranks, heads = (
+            (self.decode_rank, self.prefill_rank),
+            (self.decode_heads, self.prefill_heads),
+        )
+        return RankPair(*ranks, *heads)
+
 
 def rank_pairs(num_kv_heads: int, prefill_tp: int, decode_tp: int) -> tuple[RankPair, ...]:
-    """Return every pair of ranks with heads in common.
+    """Return the pairs over which every rank of the decode worker gets each of its heads once.
 
-    TransferError unless one width divides the other.
+    Every replica of a head is written from one replica at the prefill worker, whose replicas share
+    that work. TransferError unless one width divides the other.
     """
     wide, narrow = max(prefill_tp, decode_tp), min(prefill_tp, decode_tp)
-    if narrow < 1 or wide % narrow or num_kv_heads % wide:
+    evenly = _are_even(num_kv_heads, prefill_tp) and _are_even(num_kv_heads, decode_tp)
+    if not evenly or wide % narrow:
         raise TransferError(
             f"{num_kv_heads} KV heads can't be moved from {prefill_tp} ranks to {decode_tp} ranks"
         )
-    num_heads = num_kv_heads // wide  # that a pair shares
+    per_prefill, per_decode = (max(1, num_kv_heads // tp) for tp in (prefill_tp, decode_tp))
+    prefill_replicas, decode_replicas = (
+        max(1, tp // num_kv_heads) for tp in (prefill_tp, decode_tp)
+    )
+    num_heads = min(per_prefill, per_decode)  # of a pair
     found = []
-    for first in range(0, num_kv_heads, num_heads):
-        prefill_rank, prefill_head = divmod(first, num_kv_heads // prefill_tp)
-        decode_rank, decode_head = divmod(first, num_kv_heads // decode_tp)
-        found.append(
-            RankPair(
-                prefill_rank,
-                decode_rank,
-                range(prefill_head, prefill_head + num_heads),
-                range(decode_head, decode_head + num_heads),
+    for decode_rank in range(decode_tp):
+        share, replica = divmod(decode_rank, decode_replicas)
+        source = replica * prefill_replicas // decode_replicas
+        for decode_head in range(0, per_decode, num_heads):
+            place, prefill_head = divmod(share * per_decode + decode_head, per_prefill)
+            found.append(
+                RankPair(
+                    place * prefill_replicas + source,
+                    decode_rank,
+                    range(prefill_head, prefill_head + num_heads),
+                    range(decode_head, decode_head + num_heads),
+                )
             )
-        )
     return tuple(found)
+
+
+def _are_even(num_kv_heads: int, tp_size: int) -> bool:
+    """Return True if each rank has as many heads as any, and each head as many replicas."""
+    return tp_size > 0 and 0 in (num_kv_heads % tp_size, tp_size % num_kv_heads)

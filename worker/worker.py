@@ -24,7 +24,7 @@ from tandem.queue.deployment import deployment_id
 from tandem.queue.jetstream import JetStreamQueue
 from tandem.runtime.bus.events import load_subject
 from tandem.runtime.context import RequestContext
-from tandem.runtime.errors import ConfigError, InvalidRequestError
+from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.membership.model_files import weights_fingerprint
 from tandem.runtime.membership.node import Node
 from tandem.runtime.plane.server import Responder
@@ -54,10 +54,6 @@ logger = logging.getLogger(__name__)
 MAX_FRAME_BYTES = 16 * 1024 * 1024  # of requests: a prompt of four million tokens
 EXIT_DEVICE_LOST = 72  # the GPU answers this process no more
 _LEAVE_S = 1.0
-_NO_PREFILL = (
-    "a worker of more GPUs than its model has KV heads computes prompts for itself alone: those "
-    "with a head in common hand its KV to no other worker"
-)
 _RANK_PROCESS = "tandem.worker.rank_process"
 _decode_change = decoder(RoleChange, InvalidRequestError)
 
@@ -75,7 +71,7 @@ class Worker:
             engine = engine.with_step_tokens(DECODE_STEP_TOKENS)
         self.settings = settings
         self.lifecycle = Lifecycle(drain_timeout_s=runtime.drain_timeout_s)
-        self.engine = build_in_thread(partial(_build_engine, engine, role))
+        self.engine = build_in_thread(partial(_build_engine, engine))
         runner = cast("ModelRunner | EmulatedRunner", self.engine.runner)  # see _runner
         self._emulated = runner if isinstance(runner, EmulatedRunner) else None
         self._followers = runner.followers
@@ -87,7 +83,6 @@ class Worker:
             max_frame_bytes=MAX_FRAME_BYTES,
         )
         self.roles = Roles(node, self.lifecycle, role)
-        pools = self.engine.runner.kv_caches
         self.loop = EngineLoop(
             self.engine,
             self.roles.on_outputs,
@@ -95,18 +90,12 @@ class Worker:
             check_device=runner.check_device,
         )
         confine_ucx(runtime.host, settings.transfer.port_range)
-        self.hands_kv_over = runner.hands_kv_over
-        others = self._followers if self.hands_kv_over else None
-        num_ranks = len(pools) + (len(others.order_channels) if others else 0)
-        layout = KvLayout.of(pools[0].tensor, num_ranks, pools[0].windows)
-        self.group = self._transfer_group(layout, others)
+        self.group = self._transfer_group(self._followers)
         self.trace = TraceFile(runtime.trace_file, role, node.instance_id)
         self.weights_digest = weights_fingerprint(
             Path(engine.model), reads_weights=engine.emulate is None
         )
         self._kv_form = self.engine.runner.model_config.kv_form
-        if not self.hands_kv_over:  # a transfer would see the heads of one rank: none fits
-            self._kv_form += f", on {engine.tp} GPUs of worker {node.instance_id} alone"
         self.deployment = deployment_id(
             runtime.namespace,
             settings.model_name,
@@ -133,8 +122,11 @@ class Worker:
         self._leaving: asyncio.Task[None] | None = None
         self._stack = contextlib.AsyncExitStack()
 
-    def _transfer_group(self, layout: KvLayout, others: OtherRanks | None) -> TransferGroup:
+    def _transfer_group(self, others: OtherRanks | None) -> TransferGroup:
         pools, node = self.engine.runner.kv_caches, self.node
+        num_ranks = len(pools) + (len(others.order_channels) if others else 0)
+        num_kv_heads = self.engine.runner.model_config.num_kv_heads
+        layout = KvLayout.of(pools[0].tensor, num_kv_heads, num_ranks, pools[0].windows)
         parts = (self.settings.transfer, layout, pools, node.instance_id, node.epoch)
         if self._emulated is not None:
             return EmulatedGroup(self._emulated.profile, *parts)
@@ -221,10 +213,7 @@ class Worker:
     async def _change_role(
         self, payload: bytes, context: RequestContext, answer: Responder
     ) -> None:
-        role = _decode_change(payload).role
-        if role == "prefill" and not self.hands_kv_over:
-            raise InvalidRequestError(f"{self.node.instance_id}: {_NO_PREFILL}", param="role")
-        await self.roles.change(role)
+        await self.roles.change(_decode_change(payload).role)
         answer.send(encode(await self._worker_status()))
 
     def _on_device_lost(self, error: DeviceLostError) -> None:
@@ -296,22 +285,17 @@ class Worker:
         return load.report(self.node.instance_id, self.node.epoch, self.role)
 
 
-def _runner(config: EngineConfig, role: WorkerRole) -> "ModelRunner | EmulatedRunner":
+def _runner(config: EngineConfig) -> "ModelRunner | EmulatedRunner":
     if config.emulate is not None:
         return EmulatedRunner(config)
     # Imported here: torch takes 220 MiB, and an emulated worker does without it.
     from tandem.engine.execution.model_runner import ModelRunner
 
-    runner = ModelRunner(config, follower=_RANK_PROCESS)
-    if role == "prefill" and not runner.hands_kv_over:
-        runner.close()
-        reason = f"tp {config.tp}: {_NO_PREFILL}; start it with `tandem worker`, or with fewer GPUs"
-        raise ConfigError(reason, param="tp")
-    return runner
+    return ModelRunner(config, follower=_RANK_PROCESS)
 
 
-def _build_engine(config: EngineConfig, role: WorkerRole) -> Engine:
-    engine = Engine(config, _runner(config, role))
+def _build_engine(config: EngineConfig) -> Engine:
+    engine = Engine(config, _runner(config))
     measure_costs(engine)
     return engine
 

@@ -76,9 +76,8 @@ class End:
         raw = self.kv.tensor.view(-1).view(torch.uint8)
         for start in range(0, len(raw), _FILL_BYTES):
             raw[start : start + _FILL_BYTES].random_(0, 256)
-        self.group: TransferGroup = TransferGroup(
-            TransferConfig(), KvLayout.of(self.kv.tensor), [self.kv], name, "1"
-        )
+        layout = KvLayout.of(self.kv.tensor, shape.num_kv_heads)
+        self.group: TransferGroup = TransferGroup(TransferConfig(), layout, [self.kv], name, "1")
         self.bare: BareLibrary | None = None
 
     async def start(self, on_notification: Callable[[bytes], None]) -> Self:

@@ -82,7 +82,7 @@ async def checksums(setting: Setting) -> AsyncIterator[Figure]:
     shape = shape_for(setting)
     async with wire(shape) as between:
         group, blocks = between.end.group, list(range(shape.num_blocks))
-        (ranks,), layers = group.rank_pairs_from(1), range(group.layout.num_layers)
+        (ranks,), layers = group.layout.rank_pairs_from(1), range(group.layout.num_layers)
         count = _num_rounds(setting) * setting.size(10, 2)
         samples = [await timed(group.checksums(ranks, layers, blocks)) for _ in range(count)]
     size = setting.size(*MATRIX_SIZES)

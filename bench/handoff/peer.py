@@ -188,7 +188,7 @@ class _FarEnd:
 async def whole_checksums(end: End, blocks: list[int]) -> list[int]:
     """Return the checksums of whole blocks of an end's pool."""
     group = end.group
-    (ranks,) = group.rank_pairs_from(1)
+    (ranks,) = group.layout.rank_pairs_from(1)
     return await group.checksums(ranks, range(group.layout.num_layers), blocks)
 
 

@@ -130,12 +130,6 @@ class ModelRunner:
         """The pool that all ranks share, as if there were one; on GPUs, that of this rank."""
         return (self.kv_cache,)
 
-    @property
-    def hands_kv_over(self) -> bool:
-        """False where ranks with a pool each have heads in common, which no transfer copies."""
-        is_whole = self._rank is None or not self._rank.draws_apart
-        return is_whole or self.model_config.num_kv_heads % self.config.tp == 0
-
     def _build(self, weights: ModelWeights | None) -> None:
         """Make weights, model, KV pool and steps; resolve the pool's size."""
         config, model_config, device = self.config, self.model_config, self._device

@@ -77,17 +77,6 @@ def test_without_a_prefill_worker_or_a_queue_everything_is_local(
     assert decide(config, 5000, side(queue_connected=False), placement=placement).place == "local"
 
 
-@pytest.mark.parametrize("policy", [each for each in Policy if each is not Policy.ALWAYS_LOCAL])
-@pytest.mark.parametrize("placement", [None, "remote"])
-def test_a_worker_that_receives_no_kv_computes_its_prompts_and_says_why(
-    policy: Policy, placement: PrefillPlace | None
-) -> None:
-    config = DisaggConfig(policy=policy)
-    decision = decide(config, 5000, side(receives_kv=False), placement=placement)
-    assert (decision.place, decision.cause) == ("local", PlacementCause.KV_APART)
-    assert "have a KV head in common" in decision.reason
-
-
 @pytest.mark.parametrize("policy", list(Policy))
 def test_a_request_s_placement_beats_the_policy(policy: Policy) -> None:
     config = DisaggConfig(policy=policy)

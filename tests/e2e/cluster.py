@@ -32,7 +32,7 @@ READY_TIMEOUT_S = 60.0
 SETTLE_TIMEOUT_S = 60.0
 
 
-def write_sensitive_model(folder: Path) -> Path:
+def write_sensitive_model(folder: Path, num_kv_heads: int = 2) -> Path:
     """A model whose next tokens change with nearly every token of a prompt, and so with its KV."""
     return write_random_model(
         folder,
@@ -40,7 +40,7 @@ def write_sensitive_model(folder: Path) -> Path:
         hidden_size=64,
         num_layers=4,
         num_heads=4,
-        num_kv_heads=2,
+        num_kv_heads=num_kv_heads,
         head_dim=32,
         intermediate_size=128,
         tie_word_embeddings=False,

@@ -20,9 +20,15 @@ APART = ("-m", "tests.e2e.apart_worker", "")
 FLAGS = ("--engine.threads=1", "--disagg.claim_timeout_ms=20000")
 
 
+@pytest.fixture
+def num_kv_heads() -> int:
+    return 2
+
+
 @pytest_asyncio.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with Cluster(tmp_path, write_sensitive_model(tmp_path / "model")) as cluster:
+async def cluster(tmp_path: Path, num_kv_heads: int) -> AsyncIterator[Cluster]:
+    model = write_sensitive_model(tmp_path / "model", num_kv_heads)
+    async with Cluster(tmp_path, model) as cluster:
         await cluster.start("frontend", "frontend")
         await cluster.start("d1", "decode", *FLAGS)
         await cluster.start("d2", "decode", "--tp", "2", *FLAGS, entry=APART)
@@ -30,6 +36,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.parametrize("num_kv_heads", [2, 1])
 async def test_kv_goes_from_two_ranks_to_two_and_to_one_and_from_one_to_two(
     cluster: Cluster,
 ) -> None:

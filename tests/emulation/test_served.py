@@ -119,7 +119,7 @@ async def test_what_two_senders_write_at_once_shares_the_receiver_s_rate_and_kee
 ) -> None:
     profile = fast_profile(tmp_path, link_bytes_per_s=131_072 * 160)
     runner = EmulatedEngine(profile).runner
-    layout = KvLayout.of(runner.kv_cache.tensor)
+    layout = KvLayout.of(runner.kv_cache.tensor, num_kv_heads=1)
     group = EmulatedGroup(runner.profile, TRANSFER, layout, runner.kv_caches, "i", "e")
     landed = encode_landed(Landed(b"h" * 16, 1, b"s" * 16, 0, 0, range(4), ((0, 7),)))
     settled = encode_settled(SettledNotice(b"h" * 16, 1, b"s" * 16, 1, 0))

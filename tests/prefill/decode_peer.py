@@ -153,7 +153,10 @@ class Stage:
         offer, group = self.offers[request.handoff_id], self.peer.group
         offer.pulled = list(request.ordinals)
         blocks = [(ordinal, offer.seq.block_table[ordinal]) for ordinal in request.ordinals]
-        layers, (ranks,) = range(group.layout.num_layers), group.rank_pairs_from(request.tp_size)
+        layers, (ranks,) = (
+            range(group.layout.num_layers),
+            group.layout.rank_pairs_from(request.tp_size),
+        )
         checksums = await group.checksums(ranks, layers, [block for _, block in blocks])
         checksums[0] ^= offer.spoils_pulls
         answer.send(encode(PrefixBlocks(blocks, [checksums])))
@@ -251,7 +254,7 @@ class Stage:
         notices = self.landed(offer)
         assert len(notices) == settled.num_completed
         assert all(notice.secret == offer.answer.secret for notice in notices)
-        (ranks,) = self.peer.group.rank_pairs_from(1)
+        (ranks,) = self.peer.group.layout.rank_pairs_from(1)
         for notice in notices:
             blocks = [fill[ordinal] for ordinal, _ in notice.blocks]
             found = await self.peer.group.checksums(ranks, notice.layers, blocks)

@@ -30,7 +30,7 @@ async def serve(instance_id: str, epoch: str, num_spare_blocks: int) -> None:
     await group.start(lambda rank, data: tell(heard=data))
     group.expect(+1)
     tell(answer=group.metadata())
-    (ranks,) = group.rank_pairs_from(1)
+    (ranks,) = group.layout.rank_pairs_from(1)
     while line := await asyncio.to_thread(sys.stdin.buffer.readline):
         block_ids = msgspec.json.decode(line, type=list[int])
         tell(answer=await group.checksums(ranks, range(LAYOUT.num_layers), block_ids))

@@ -1,7 +1,7 @@
 """KV between workers of different tensor-parallel widths: the arithmetic, in memory."""
 
 import ctypes
-from collections.abc import Iterable
+from collections import Counter
 from dataclasses import replace
 
 import torch
@@ -14,15 +14,16 @@ from tandem.transfer.transport import Parts
 
 WORDS = {"float32": torch.int32, "bfloat16": torch.int16, "float16": torch.int16}
 
+num_heads = st.sampled_from([1, 2, 4, 8, 16, 24])
+widths = st.sampled_from([1, 2, 4, 8])
 layouts = st.builds(
     KvLayout,
     num_layers=st.integers(1, 4),
-    num_kv_heads=st.sampled_from([8, 16, 24]),
+    num_kv_heads=num_heads,
     block_size=st.sampled_from([1, 2]),
     head_dim=st.sampled_from([2, 4]),
     dtype=st.sampled_from(["float16", "bfloat16", "float32"]),
 )
-widths = st.sampled_from([1, 2, 4, 8])
 
 
 def whole_block(layout: KvLayout) -> torch.Tensor:
@@ -33,8 +34,17 @@ def whole_block(layout: KvLayout) -> torch.Tensor:
 
 
 def rank_blocks(block: torch.Tensor, tp_size: int) -> list[torch.Tensor]:
-    """What each of the ranks holds of a block: an even share of its heads, in order."""
-    return [share.contiguous() for share in block.chunk(tp_size, dim=2)]
+    """What each of the ranks holds of a block: an even share of its heads, in order.
+
+    Ranks side by side hold the same head where there are more than heads.
+    """
+    num_replicas = max(1, tp_size // block.shape[2])
+    shares = block.chunk(tp_size // num_replicas, dim=2)
+    return [
+        share.clone(memory_format=torch.contiguous_format)
+        for share in shares
+        for _ in range(num_replicas)
+    ]
 
 
 def move(source: torch.Tensor, theirs: Parts, target: torch.Tensor, ours: Parts) -> None:
@@ -44,24 +54,42 @@ def move(source: torch.Tensor, theirs: Parts, target: torch.Tensor, ours: Parts)
         ctypes.memmove(target.data_ptr() + to, source.data_ptr() + begin, length)
 
 
-def taken(heads: Iterable[int], rank: int, heads_per_rank: int) -> list[int]:
-    return [rank * heads_per_rank + head for head in heads]
+def own_heads(num_heads: int, tp_size: int, rank: int) -> range:
+    first = rank * num_heads // tp_size
+    return range(first, first + max(1, num_heads // tp_size))
 
 
-@given(st.integers(1, 5), widths, widths)
-def test_every_head_goes_over_one_stream_from_the_rank_that_has_it_to_the_rank_that_wants_it(
-    multiple: int, prefill_tp: int, decode_tp: int
+def taken(heads: range, num_heads: int, tp_size: int, rank: int) -> list[int]:
+    """The heads of the model that are these of a rank."""
+    return list(own_heads(num_heads, tp_size, rank)[heads.start : heads.stop])
+
+
+@given(num_heads, widths, widths)
+def test_every_head_is_written_once_into_every_rank_that_has_it(
+    num_heads: int, prefill_tp: int, decode_tp: int
 ) -> None:
-    num_heads = multiple * max(prefill_tp, decode_tp)
-    per_prefill, per_decode = num_heads // prefill_tp, num_heads // decode_tp
-    heads: list[int] = []
+    found: dict[int, list[int]] = {rank: [] for rank in range(decode_tp)}
     for ranks in rank_pairs(num_heads, prefill_tp, decode_tp):
-        sent = taken(ranks.prefill_heads, ranks.prefill_rank, per_prefill)
-        assert sent == taken(ranks.decode_heads, ranks.decode_rank, per_decode)
-        assert 0 <= ranks.prefill_heads.start < ranks.prefill_heads.stop <= per_prefill
-        assert 0 <= ranks.decode_heads.start < ranks.decode_heads.stop <= per_decode
-        heads += sent
-    assert heads == list(range(num_heads))
+        sent = taken(ranks.prefill_heads, num_heads, prefill_tp, ranks.prefill_rank)
+        assert len(sent) == len(ranks.prefill_heads) > 0
+        assert sent == taken(ranks.decode_heads, num_heads, decode_tp, ranks.decode_rank)
+        found[ranks.decode_rank] += sent
+    assert found == {rank: list(own_heads(num_heads, decode_tp, rank)) for rank in range(decode_tp)}
+
+
+@given(num_heads, widths, widths)
+def test_replicas_share_the_writes_and_what_is_read_goes_the_other_way(
+    num_heads: int, prefill_tp: int, decode_tp: int
+) -> None:
+    pairs = rank_pairs(num_heads, prefill_tp, decode_tp)
+    busy = Counter(ranks.prefill_rank for ranks in pairs)
+    assert len(set(busy.values())) == 1
+    assert len(busy) == min(prefill_tp, max(num_heads, decode_tp))
+    layout = KvLayout(1, num_heads, 1, 1, "float32", tp_size=decode_tp)
+    assert layout.rank_pairs_from(prefill_tp) == pairs
+    read = layout.read_pairs_from(prefill_tp)
+    assert read == tuple(p.reversed() for p in rank_pairs(num_heads, decode_tp, prefill_tp))
+    assert set(read) <= set(pairs) or set(pairs) <= set(read)  # no further connections
 
 
 @given(layouts, widths, widths, st.data())
@@ -82,8 +110,9 @@ def test_spans_of_layers_of_every_stream_put_each_head_of_each_layer_in_its_plac
             changed = target[ranks.decode_rank] != before
             assert not changed[:begin].any() and not changed[end:].any()
             num_moved += int(changed.sum())
-    assert num_moved == block.numel()
-    assert torch.equal(torch.cat(target, dim=2), block)
+    expected = rank_blocks(block, decode_tp)
+    assert num_moved == sum(share.numel() for share in expected)
+    assert all(torch.equal(*shares) for shares in zip(target, expected, strict=True))
 
 
 def cut(
@@ -95,7 +124,7 @@ def cut(
 ) -> tuple[Parts, Parts]:
     """The pieces of both sides' blocks, as the tables of descriptors are made of them."""
     p, d = (replace(layout, tp_size=tp_size) for tp_size in tp_sizes)
-    if p.tp_size == d.tp_size:
+    if p.heads_per_rank == d.heads_per_rank:
         index = boundaries.index(layers[1])
         part = p.layer_parts(boundaries)[index : index + 1]
         return part, part

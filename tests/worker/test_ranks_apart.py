@@ -1,16 +1,13 @@
 """A worker whose ranks keep a KV pool each, as on GPUs, beside one of a single process."""
 
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, cast
 
-import psutil
 import pytest
-import pytest_asyncio
 
 from tandem.engine.ranks.marks import MarkedEvent
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.errors import ConfigError, InvalidRequestError
 from tandem.transfer.agents.group import WriteOrder
 from tandem.transfer.agents.link import Link
 from tandem.transfer.config import TransferConfig
@@ -18,7 +15,7 @@ from tests.decode.prefill_peer import fresh_prompt
 from tests.e2e.cluster import write_sensitive_model
 from tests.handoff_peer import FREE_WRITES
 from tests.services import eventually
-from tests.worker.pair import Both, Pair
+from tests.worker.pair import Pair
 
 
 class Uneven(Pair):
@@ -80,40 +77,19 @@ async def test_layers_leave_each_rank_while_the_step_is_computed(
         await pair.balanced()
 
 
-@pytest_asyncio.fixture
-async def pair(runtime_config: RuntimeConfig, tiny_model: Path) -> AsyncIterator[Uneven]:
-    async with Uneven(runtime_config, tiny_model, engine_of_one={"tp": 2}) as pair:
-        yield pair
-
-
 @pytest.mark.slow
-async def test_it_computes_its_prompts_itself_and_says_why(pair: Uneven) -> None:
-    prompt = fresh_prompt(21, seed=1)
-    answer = await pair.ask(pair.one, prompt, place="remote")
-    assert await answer.whole() == pair.undisturbed(prompt)
-    assert answer.report is not None and answer.report.place == "local"
-    assert answer.report.reason.startswith("GPUs of this worker have a KV head in common")
-    # Nor does it compute those of the other, which finds no worker that fits it.
-    assert pair.one.worker.deployment != pair.two.worker.deployment
-    other = fresh_prompt(21, seed=2)
-    answer = await pair.ask(pair.two, other, place="remote")
-    assert await answer.whole() == pair.undisturbed(other)
-    assert answer.report is not None and answer.report.reason == "no prefill worker"
-    status = await pair.one.worker._worker_status()
-    assert f"on 2 GPUs of worker {pair.one.node.instance_id} alone" in str(
-        status.details["kv_form"]
-    )
-    with pytest.raises(InvalidRequestError, match="with a head in common"):
-        await pair.change(pair.one, "prefill")
-
-
-@pytest.mark.slow
-def test_a_prefill_worker_of_ranks_with_a_head_in_common_is_refused(
-    runtime_config: RuntimeConfig, tiny_model: Path
+async def test_ranks_with_a_head_in_common_hand_prompts_over_and_take_them_over(
+    runtime_config: RuntimeConfig, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(
-        ConfigError, match="tp 2: a worker of more GPUs than its model has KV heads"
-    ):
-        Both(runtime_config, tiny_model, role="prefill", engine={"tp": 2})
-    children = [child.cmdline() for child in psutil.Process().children()]
-    assert not any("tandem.worker.rank_process" in line for line in children)
+    """Both ranks of `one` have the only KV head."""
+    monkeypatch.setattr("tests.worker.pair.TRANSFER", TransferConfig())
+    async with Pair(runtime_config, tiny_model, engine_of_one={"tp": 2}) as pair:
+        assert pair.one.worker.deployment == pair.two.worker.deployment
+        assert pair.one.worker.group.layout.num_kv_heads == 1
+        for index in range(4):
+            for other in (pair.one, pair.two):
+                prompt = fresh_prompt(21 + index, seed=index)
+                answer = await pair.ask(other, prompt, place="remote")
+                assert await answer.whole() == pair.undisturbed(prompt)
+                assert answer.report is not None and answer.report.place == "remote"
+        await pair.balanced()

@@ -23,7 +23,7 @@ from tandem.transfer.agents.rank_agent import Notice, RankAgent
 from tandem.transfer.agents.reactor import HELLO, Selection
 from tandem.transfer.checksum import checksum_name
 from tandem.transfer.config import TransferConfig
-from tandem.transfer.layout import KvLayout, RankPair, rank_pairs
+from tandem.transfer.layout import KvLayout, RankPair
 from tandem.transfer.transport import BlockGrid, Event, KvMemory
 
 logger = logging.getLogger(__name__)
@@ -170,9 +170,11 @@ class TransferGroup:
             if (usable := self._usable_link(peer)) is not None:
                 return usable
             known = self.links.get(peer.instance_id)
-            pairs = rank_pairs(layout.num_kv_heads, self.layout.tp_size, layout.tp_size)
-            link = Link(peer, layout, pairs)
-            for ranks in pairs:
+            tp_size = self.layout.tp_size
+            link = Link(
+                peer, layout, layout.rank_pairs_from(tp_size), layout.read_pairs_from(tp_size)
+            )
+            for ranks in dict.fromkeys(link.rank_pairs + link.read_pairs):
                 await self._connect_rank(link, ranks)
             if known is not None and known.peer == peer:
                 link.rates = known.rates
@@ -281,10 +283,6 @@ class TransferGroup:
         parts = self.layout.span_parts(ranks.prefill_heads, layers)
         return await self._agents[ranks.prefill_rank].checksums(block_ids, parts)
 
-    def rank_pairs_from(self, prefill_tp: int) -> tuple[RankPair, ...]:
-        """Return the pairs over which a prefill worker of `prefill_tp` ranks writes here."""
-        return rank_pairs(self.layout.num_kv_heads, prefill_tp, self.layout.tp_size)
-
     async def notify(self, peer_instance: str, data: bytes) -> None:
         """Send a message that belongs to no write, from the first rank to the peer's first."""
         await self._first.notify(peer_instance, data)
@@ -308,7 +306,7 @@ class TransferGroup:
     ) -> Selection:
         """Return the parts of both sides' blocks that hold these layers of `ranks`."""
         num_layers = self.layout.num_layers
-        if self.layout.tp_size == link.layout.tp_size:
+        if self.layout.heads_per_rank == link.layout.heads_per_rank:
             ends = [num_layers] if len(layers) == num_layers else list(boundaries)
             parts = self.layout.layer_parts(ends)
             begin = ends.index(layers.start) + 1 if layers.start else 0

@@ -83,7 +83,8 @@ class Link:
 
     peer: TransferMetadata
     layout: KvLayout  # the peer's
-    rank_pairs: tuple[RankPair, ...]
+    rank_pairs: tuple[RankPair, ...]  # over which blocks are written
+    read_pairs: tuple[RankPair, ...]  # over which blocks are READ
     rates: LinkRates | None = None  # measured over the first pair; None: no spare blocks
     is_broken: bool = False  # a transfer failed: connect again before the next
 

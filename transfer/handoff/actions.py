@@ -8,7 +8,7 @@ from tandem.transfer.handoff.causes import CloseCause
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The part of each block that one write carries: layers of the heads that two ranks share."""
+    """The part of each block that one write carries: layers of the heads that two ranks have."""
 
     prefill_rank: int
     decode_rank: int

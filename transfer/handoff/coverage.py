@@ -1,8 +1,10 @@
 """The parts of a handoff's blocks that were announced, and those that are proven."""
 
+from collections.abc import Sequence
 from enum import Enum
 
 from tandem.transfer.handoff.actions import Span
+from tandem.transfer.layout import RankPair
 
 
 class Announcement(Enum):
@@ -12,16 +14,12 @@ class Announcement(Enum):
 
 
 class Coverage:
-    """Counts layers of blocks, over every pair of ranks that have heads in common.
+    """Counts layers of blocks, over every pair of ranks that blocks are written over."""
 
-    One of the two numbers of ranks divides the other.
-    """
-
-    def __init__(self, num_blocks: int, num_layers: int, prefill_tp: int, decode_tp: int) -> None:
+    def __init__(self, num_blocks: int, num_layers: int, rank_pairs: Sequence[RankPair]) -> None:
         self._num_layers = num_layers
-        self._prefill_tp = prefill_tp
-        self._decode_tp = decode_tp
-        self._num_units = max(prefill_tp, decode_tp) * num_layers * num_blocks
+        self._pairs = {(ranks.prefill_rank, ranks.decode_rank) for ranks in rank_pairs}
+        self._num_units = len(rank_pairs) * num_layers * num_blocks
         self.num_unannounced = self._num_units
         self.num_unproven = self._num_units
         self._checksum_of: dict[tuple[Span, int], int] = {}  # (span, ordinal) |-> as announced
@@ -30,14 +28,9 @@ class Coverage:
         self._proven: set[tuple[Span, int]] = set()
 
     def includes(self, span: Span) -> bool:
-        """Return True if the span exists and its two ranks have heads in common."""
-        wide, narrow = span.prefill_rank, span.decode_rank
-        if self._decode_tp > self._prefill_tp:
-            wide, narrow = narrow, wide
-        num_wide = max(self._decode_tp, self._prefill_tp)
-        per_narrow = num_wide // min(self._decode_tp, self._prefill_tp)
+        """Return True if the span exists and is to be written by its rank into that rank."""
         in_layers = 0 <= span.layers.start < span.layers.stop <= self._num_layers
-        return in_layers and 0 <= wide < num_wide and wide // per_narrow == narrow
+        return in_layers and (span.prefill_rank, span.decode_rank) in self._pairs
 
     def announce(self, span: Span, ordinal: int, checksum: int) -> Announcement:
         """Record that the span of this block was written with this checksum, if that is new."""

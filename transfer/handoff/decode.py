@@ -19,6 +19,7 @@ from collections import Counter
 from enum import Enum
 from typing import Literal
 
+from tandem.runtime.errors import TransferError
 from tandem.runtime.wire.handoff_messages import (
     CancelHandoff,
     Claim,
@@ -40,6 +41,7 @@ from tandem.transfer.handoff.actions import (
 from tandem.transfer.handoff.causes import CloseCause, DropCause
 from tandem.transfer.handoff.coverage import Announcement, Coverage
 from tandem.transfer.handoff.landed import Landed, SettledNotice, decode_landed
+from tandem.transfer.layout import KvLayout
 
 # Linux tries for up to some 150 s to deliver what a closed connection still has to send
 LATE_BYTES_S = 180.0
@@ -69,10 +71,10 @@ class DecodeHandoff:
     """One attempt of one handoff. `grant` answers a claim: secret, lease, prompt and blocks.
 
     The worker waits until `deadline`; a write may land up to `grace_ms` after the end of its lease.
-    Every block has `num_layers` layers in each of `tp_size` ranks. A block is proven when all of
-    its layers are, from every rank of the prefill worker that has heads for them. Without `verify`,
-    blocks that have landed count as proven. Without `awaits_first`, no first token comes, because
-    the decode worker computes the prompt's last token itself.
+    A block is proven when all of its layers of `layout` are, over every pair of ranks that blocks
+    are written over. Without `verify`, blocks that have landed count as proven. Without
+    `awaits_first`, no first token comes, because the decode worker computes the prompt's last token
+    itself.
     """
 
     def __init__(
@@ -83,8 +85,7 @@ class DecodeHandoff:
         *,
         deadline: float,
         grace_ms: int,
-        num_layers: int,
-        tp_size: int = 1,
+        layout: KvLayout,
         verify: bool = True,
         awaits_first: bool = True,
     ) -> None:
@@ -106,8 +107,7 @@ class DecodeHandoff:
         self._lease_until = 0.0
         self._is_afar = False  # the claimant is on another machine
         self._block_of = dict(grant.fill)  # ordinal |-> block id
-        self._num_layers = num_layers
-        self._tp_size = tp_size
+        self._layout = layout
         self._coverage: Coverage | None = None  # once it is claimed
         self._settled = False
 
@@ -167,8 +167,9 @@ class DecodeHandoff:
             return self._refuse(_REFUSALS.get(self.close_cause, "stale"))
         if now >= self.deadline:
             return self._refuse("expired")
-        wide, narrow = max(claim.tp_size, self._tp_size), min(claim.tp_size, self._tp_size)
-        if narrow < 1 or wide % narrow:
+        try:
+            rank_pairs = self._layout.rank_pairs_from(claim.tp_size)
+        except TransferError:
             return self._refuse("stale")
         if self.state in UNCLAIMED:
             self.state = HandoffState.CLAIMED
@@ -176,9 +177,7 @@ class DecodeHandoff:
             self.claimant = claimant[:2]
             self.claimant_tp_size = claim.tp_size
             self._is_afar = is_afar
-            self._coverage = Coverage(
-                len(self._block_of), self._num_layers, claim.tp_size, self._tp_size
-            )
+            self._coverage = Coverage(len(self._block_of), self._layout.num_layers, rank_pairs)
         elif self.state not in _LIVE or self._granted_to != claimant or self._settled:
             return self._refuse("stale")
         self._lease_until = now + self.grant.lease_ms / 1e3

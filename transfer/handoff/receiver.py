@@ -162,7 +162,7 @@ class HandoffReceiver:
         layers = range(group.layout.num_layers)
         checksums = [
             await group.checksums(ranks, layers, [block for _, block in blocks])
-            for ranks in group.rank_pairs_from(machine.claimant_tp_size)
+            for ranks in group.layout.read_pairs_from(machine.claimant_tp_size)
         ]
         return PrefixBlocks(blocks, checksums)
 
@@ -236,7 +236,7 @@ class HandoffReceiver:
     def _ranks_of(self, span: Span) -> RankPair:
         return next(
             ranks
-            for ranks in self._group.rank_pairs_from(self.machine.claimant_tp_size)
+            for ranks in self._group.layout.rank_pairs_from(self.machine.claimant_tp_size)
             if (ranks.prefill_rank, ranks.decode_rank) == (span.prefill_rank, span.decode_rank)
         )
 

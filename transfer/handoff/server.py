@@ -128,15 +128,13 @@ class HandoffServer:
         awaits_first: bool = True,
     ) -> HandoffReceiver:
         """Open a handoff that may take as long as its lease."""
-        layout = self.group.layout
         machine = DecodeHandoff(
             handoff_id or secrets.token_bytes(16),
             1,
             grant,
             deadline=time.perf_counter() + grant.lease_ms / 1e3,
             grace_ms=self._transfer.grace_ms,
-            num_layers=layout.num_layers,
-            tp_size=layout.tp_size,
+            layout=self.group.layout,
             verify=self._transfer.verify,
             awaits_first=awaits_first,
         )

@@ -81,8 +81,8 @@ class BlockWriter:
             self._on_written(None)
             return
         machine.completed(write, notice)
-        share = len(write.layers) / group.layout.num_layers / len(self.link.rank_pairs)
-        num_bytes = len(local_blocks) * share * group.layout.tp_size * group.layout.block_bytes
+        parts = group.layout.span_parts(write.ranks.prefill_heads, write.layers)
+        num_bytes = len(local_blocks) * sum(length for _, length in parts)
         self._on_written(round(num_bytes * group.byte_scale))
         if not machine.pinned:
             self._timeline.mark("last_write")

@@ -8,7 +8,6 @@ const CAUSES = {
   prompt_logprobs: "the prompt's log probabilities are wanted",
   policy: "the policy sends all prompts there",
   no_prefill_worker: "there is no prefill worker",
-  kv_apart: "each GPU of the model keeps the KV of its own heads",
   queue_lost: "the prefill queue cannot be reached: look at NATS",
   short: "short: at most max_local_prefill_length tokens to compute",
   queue_full: "the prefill queue is full: max_prefill_queue_size prompts wait",

@@ -39,8 +39,15 @@ class Ranks:
 
     @property
     def blocks(self) -> torch.Tensor:
-        """[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], as integers."""
-        return torch.cat([pool.tensor.view(torch.int16) for pool in self.pools], dim=3)
+        """[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], as integers.
+
+        Replicas of a head must be equal.
+        """
+        shares = [pool.tensor.view(torch.int16) for pool in self.pools]
+        num_replicas = max(1, len(shares) // self.layout.num_kv_heads)
+        for rank, share in enumerate(shares):
+            assert torch.equal(share, shares[rank - rank % num_replicas])
+        return torch.cat(shares[::num_replicas], dim=3)
 
 
 @dataclass
@@ -72,6 +79,8 @@ async def running(
 ) -> AsyncIterator[tuple[TransferGroup, Ranks]]:
     layout = replace(DEEP, tp_size=width)
     ranks = Ranks(layout, [make_pool(6, layout, fill=fill) for _ in range(width)])
+    for rank, pool in enumerate(ranks.pools):  # replicas of a head are equal
+        pool.tensor.copy_(ranks.pools[rank - rank % max(1, width // layout.num_kv_heads)].tensor)
     for pool in ranks.pools[1:]:
         near, far = socket.socketpair()
         ranks.order_channels.append(near)
@@ -98,10 +107,11 @@ def sums_in(notice: bytes) -> list[int]:
 
 
 @pytest.mark.parametrize("backend", ["loopback", "nixl"])
-@pytest.mark.parametrize("widths", [(2, 2), (2, 1), (1, 2)])
+@pytest.mark.parametrize("widths", [(2, 2), (2, 1), (1, 2), (4, 4), (4, 2), (2, 4), (4, 1), (1, 4)])
 async def test_every_rank_writes_and_reads_its_heads_with_the_checksums_of_the_other_side(
     widths: tuple[int, int], backend: str, far_ends: ExitStack
 ) -> None:
+    """Of two KV heads; the ranks of a width of 4 have a replica of one each."""
     config = TransferConfig.model_validate({"backend": backend})
     heard: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
     pairs = [(0, 5), (1, 2), (3, 3)]
@@ -124,7 +134,7 @@ async def test_every_rank_writes_and_reads_its_heads_with_the_checksums_of_the_o
         original = source.blocks[local].clone()
         for pool in source.pools:
             pool.tensor.zero_()
-        for ranks in link.rank_pairs:
+        for ranks in link.read_pairs:
             assert await p.read(link, ranks, pairs) == await d.checksums(ranks, WHOLE, remote)
         assert torch.equal(source.blocks[local], original)
         assert p.longest_write_s > 0

@@ -20,18 +20,27 @@ DEEP = KvLayout(num_layers=4, num_kv_heads=4, block_size=4, head_dim=8, dtype="f
 
 
 @pytest.mark.parametrize(
-    "widths",
-    [(1, 1), (1, 2), (2, 1), (2, 2), (4, 2), (2, 4), (1, 4), (4, 1)],
-    ids=lambda pair: f"{pair[0]}to{pair[1]}",
+    ("num_heads", "widths"),
+    [
+        *(
+            (4, widths)
+            for widths in ((1, 1), (1, 2), (2, 1), (2, 2), (4, 2), (2, 4), (1, 4), (4, 1))
+        ),
+        *((2, widths) for widths in ((4, 4), (4, 2), (2, 4), (1, 4), (4, 1))),
+        *((1, widths) for widths in ((2, 2), (1, 2), (2, 1), (4, 2), (2, 4))),
+    ],
+    ids=lambda value: f"{value[0]}to{value[1]}" if isinstance(value, tuple) else f"{value}heads",
 )
 @pytest.mark.parametrize("backend", ["nixl", "loopback"])
 async def test_groups_of_layers_arrive_one_after_the_other_and_touch_no_other_layer(
-    backend: str, widths: tuple[int, int], make_pool: MakePool, start_group: Start
+    backend: str, num_heads: int, widths: tuple[int, int], make_pool: MakePool, start_group: Start
 ) -> None:
     """From ranks to ranks; all blocks are then pulled back."""
     config = TransferConfig.model_validate({"backend": backend})
-    layouts = [replace(DEEP, tp_size=tp_size) for tp_size in widths]
+    layouts = [replace(DEEP, num_kv_heads=num_heads, tp_size=tp_size) for tp_size in widths]
     sources = [make_pool(6, layouts[0]) for _ in range(widths[0])]
+    for rank, source in enumerate(sources):  # replicas are equal
+        source.tensor.copy_(sources[rank - rank % max(1, widths[0] // num_heads)].tensor)
     targets = [make_pool(6, layouts[1], fill="zero") for _ in range(widths[1])]
     heard: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
     p: TransferGroup = await start_group("p", sources, layouts[0], config=config)
@@ -40,9 +49,10 @@ async def test_groups_of_layers_arrive_one_after_the_other_and_touch_no_other_la
     link = await p.connect(d.metadata())
     boundaries, pairs = (1, 2, 4), [(0, 5), (1, 2), (3, 3)]
     await p.prepare(link, boundaries)
-    original = joined(sources)
+    originals = [bits(source).clone() for source in sources]
+    original = joined(sources, num_heads)
     for layers in (range(1), range(1, 4)):  # the last two groups at once
-        before = joined(targets)
+        before = [bits(target).clone() for target in targets]
         for ranks in link.rank_pairs:
             sums: list[int] = []
 
@@ -54,24 +64,56 @@ async def test_groups_of_layers_arrive_one_after_the_other_and_touch_no_other_la
             sent = await p.write(link, order)
             assert await heard.get() == (ranks.decode_rank, sent)
             assert await d.checksums(ranks, layers, [remote for _, remote in pairs]) == sums
-        for layer in range(4):
-            if layer not in layers:
-                assert torch.equal(joined(targets)[:, layer], before[:, layer])
+        for layer in set(range(4)).difference(layers):
+            for target, unwritten in zip(targets, before, strict=True):
+                assert torch.equal(bits(target)[:, layer], unwritten[:, layer])
         for source in sources:
             source.tensor[:, layers.start : layers.stop].zero_()  # not to be sent again
     for local, remote in pairs:
-        assert torch.equal(original[local], joined(targets)[remote])
-    assert not joined(targets)[[0, 1, 4]].any()
-    assert d.rank_pairs_from(widths[0]) == link.rank_pairs
-    for ranks in link.rank_pairs:
+        assert torch.equal(original[local], joined(targets, num_heads)[remote])
+    assert not any(bits(target)[[0, 1, 4]].any() for target in targets)
+    assert d.layout.rank_pairs_from(widths[0]) == link.rank_pairs
+    assert d.layout.read_pairs_from(widths[0]) == link.read_pairs
+    for ranks in link.read_pairs:
         found = await p.read(link, ranks, pairs)
         assert found == await d.checksums(ranks, range(4), [remote for _, remote in pairs])
-    assert torch.equal(joined(sources)[[0, 1, 3]], original[[0, 1, 3]])
+    for source, whole in zip(sources, originals, strict=True):
+        assert torch.equal(bits(source)[[0, 1, 3]], whole[[0, 1, 3]])
 
 
-def joined(pools: list[Pool]) -> torch.Tensor:
-    """[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim] of a worker, as integers."""
-    return torch.cat([bits(pool) for pool in pools], dim=3)
+@pytest.mark.parametrize("widths", [(4, 4), (4, 2), (2, 4), (1, 4), (4, 1)])
+async def test_a_bit_that_differs_in_any_replica_and_a_misplaced_head_are_noticed(
+    widths: tuple[int, int], make_pool: MakePool, start_group: Start
+) -> None:
+    layouts = [replace(DEEP, num_kv_heads=2, tp_size=tp_size) for tp_size in widths]
+    sources = [make_pool(2, layouts[0]) for _ in range(widths[0])]
+    targets = [make_pool(2, layouts[1], fill="zero") for _ in range(widths[1])]
+    p: TransferGroup = await start_group("p", sources, layouts[0])
+    d: TransferGroup = await start_group("d", targets, layouts[1])
+    d.expect(+1)
+    link = await p.connect(d.metadata())
+    for ranks in link.rank_pairs:
+        [announced] = await p.prefill_checksums(ranks, range(4), [0])
+        elsewhere = replace(ranks, decode_heads=range(1 - ranks.decode_heads.start, 2))
+        if widths[1] == 1 and elsewhere.decode_heads.start == 1:
+            await p.write(link, WriteOrder(elsewhere, range(4), [(0, 1)], lambda sums: b"n"))
+            assert await d.checksums(ranks, range(4), [1]) != [announced]
+        await p.write(link, WriteOrder(ranks, range(4), [(0, 1)], lambda sums: b"n"))
+        assert await d.checksums(ranks, range(4), [1]) == [announced]
+        head = ranks.decode_heads.start
+        bits(targets[ranks.decode_rank])[1, 3, 1, head, 0, 0] ^= 1
+        assert await d.checksums(ranks, range(4), [1]) != [announced]
+
+
+def joined(pools: list[Pool], num_heads: int) -> torch.Tensor:
+    """[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim] of a worker, as integers.
+
+    Replicas of a head must be equal.
+    """
+    num_replicas = max(1, len(pools) // num_heads)
+    for rank, pool in enumerate(pools):
+        assert torch.equal(bits(pool), bits(pools[rank - rank % num_replicas]))
+    return torch.cat([bits(pool) for pool in pools[::num_replicas]], dim=3)
 
 
 @pytest.mark.parametrize("backend", ["nixl", "loopback"])

@@ -56,7 +56,7 @@ def test_the_schedules_go_every_way_that_a_handoff_can_go() -> None:
         assert ways[way] >= 5, f"{way}: {ways}"
     assert all(causes[cause] >= 5 for cause in CloseCause if cause not in RARE), causes
     assert all(dropped[cause] >= 5 for cause in DropCause if cause not in RARELY_DROPPED), dropped
-    for prefill_tp, decode_tp in WIDTHS:
+    for prefill_tp, decode_tp, _ in WIDTHS:
         assert ways[prefill_tp, decode_tp, True] and ways[prefill_tp, decode_tp, False]
 
 

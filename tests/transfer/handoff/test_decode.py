@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from tandem.runtime.wire.handoff_messages import (
@@ -21,6 +23,7 @@ from tandem.transfer.handoff.actions import (
 from tandem.transfer.handoff.causes import CloseCause, DropCause
 from tandem.transfer.handoff.decode import LATE_BYTES_S, DecodeHandoff, HandoffState
 from tandem.transfer.handoff.landed import Landed, SettledNotice, encode_landed
+from tandem.transfer.layout import KvLayout
 
 ID, SECRET = b"i" * 16, b"s" * 16
 CLAIM = Claim(ID, 1, "p", "e1")
@@ -35,11 +38,12 @@ GRANT = Claimed(
 )
 FILL = (70, 71, 80)
 WHOLE = range(4)  # of the model's layers
+LAYOUT = KvLayout(len(WHOLE), num_kv_heads=4, block_size=16, head_dim=8, dtype="float32")
 SPAN = Span(0, 0, WHOLE)
 EXPIRED = PrefillLocally(CloseCause.LEASE_EXPIRED, "lease expired", quarantined=False)
 
 
-def decode_handoff(*, verify: bool = True, tp_size: int = 1) -> DecodeHandoff:
+def decode_handoff(*, verify: bool = True, layout: KvLayout = LAYOUT) -> DecodeHandoff:
     """Deadline at 20 s, lease 10 s from the claim, grace 2 s."""
     return DecodeHandoff(
         ID,
@@ -47,16 +51,19 @@ def decode_handoff(*, verify: bool = True, tp_size: int = 1) -> DecodeHandoff:
         GRANT,
         deadline=20.0,
         grace_ms=2000,
-        num_layers=len(WHOLE),
-        tp_size=tp_size,
+        layout=layout,
         verify=verify,
     )
 
 
 def claimed(
-    now: float = 0.0, *, tp_size: int = 1, prefill_tp: int = 1, is_afar: bool = False
+    now: float = 0.0,
+    *,
+    prefill_tp: int = 1,
+    is_afar: bool = False,
+    layout: KvLayout = LAYOUT,
 ) -> DecodeHandoff:
-    handoff = decode_handoff(tp_size=tp_size)
+    handoff = decode_handoff(layout=layout)
     handoff.published()
     claim = Claim(ID, 1, "p", "e1", prefill_tp)
     assert handoff.claim(claim, now, is_afar=is_afar) == GRANT
@@ -96,7 +103,7 @@ def test_a_sequence_is_admitted_when_all_blocks_are_proven_and_its_first_token_i
 
 def test_a_worker_that_awaits_no_first_token_admits_at_the_last_proof() -> None:
     handoff = DecodeHandoff(
-        ID, 1, GRANT, deadline=20.0, grace_ms=2000, num_layers=len(WHOLE), awaits_first=False
+        ID, 1, GRANT, deadline=20.0, grace_ms=2000, layout=LAYOUT, awaits_first=False
     )
     handoff.published()
     handoff.claim(CLAIM, 0.0)
@@ -217,8 +224,9 @@ def test_refusals_say_why() -> None:
     handoff.landed(landed((4, 1), (5, 2), (6, 3)), 1.0)
     handoff.settled(settled(), 1.0)
     assert handoff.claim(CLAIM, 1.0) == ClaimRefused("stale")
-    assert decode_handoff(tp_size=2).claim(Claim(ID, 1, "p", "e1", 3), 0.0) == ClaimRefused("stale")
-    assert decode_handoff().claim(Claim(ID, 1, "p", "e1", 0), 0.0) == ClaimRefused("stale")
+    for tp_size in (0, 3):
+        claim = Claim(ID, 1, "p", "e1", tp_size)
+        assert decode_handoff().claim(claim, 0.0) == ClaimRefused("stale")
 
 
 @pytest.mark.parametrize(
@@ -349,7 +357,7 @@ def test_a_failed_write_of_another_machine_may_land_after_it_has_settled() -> No
 def test_another_machine_has_the_grace_where_that_is_longer() -> None:
     grace_s = LATE_BYTES_S + 1.0
     handoff = DecodeHandoff(
-        ID, 1, GRANT, deadline=20.0, grace_ms=round(grace_s * 1e3), num_layers=len(WHOLE)
+        ID, 1, GRANT, deadline=20.0, grace_ms=round(grace_s * 1e3), layout=LAYOUT
     )
     handoff.published()
     handoff.claim(CLAIM, 0.0, is_afar=True)
@@ -435,15 +443,43 @@ def test_layers_that_overlap_those_of_another_notice_end_the_handoff(layers: ran
     assert handoff.dropped == {DropCause.CONFLICT: 1}
 
 
-@pytest.mark.parametrize(("prefill_tp", "decode_tp"), [(2, 1), (1, 2), (4, 2)])
-def test_every_pair_of_ranks_that_share_heads_must_deliver(prefill_tp: int, decode_tp: int) -> None:
-    handoff = claimed(tp_size=decode_tp, prefill_tp=prefill_tp)
+@pytest.mark.parametrize(
+    ("prefill_tp", "decode_tp", "pairs"),
+    [
+        (2, 1, [(0, 0), (1, 0)]),
+        (1, 2, [(0, 0), (0, 1)]),
+        (4, 2, [(0, 0), (1, 0), (2, 1), (3, 1)]),
+    ],
+)
+def test_every_pair_of_ranks_that_share_heads_must_deliver(
+    prefill_tp: int, decode_tp: int, pairs: list[tuple[int, int]]
+) -> None:
+    deliver(claimed(prefill_tp=prefill_tp, layout=replace(LAYOUT, tp_size=decode_tp)), pairs)
+
+
+@pytest.mark.parametrize(
+    ("num_kv_heads", "prefill_tp", "decode_tp", "pairs"),
+    [
+        (1, 1, 2, [(0, 0), (0, 1)]),
+        (1, 2, 1, [(0, 0)]),
+        (2, 4, 4, [(0, 0), (1, 1), (2, 2), (3, 3)]),
+        (2, 4, 1, [(0, 0), (2, 0)]),
+        (2, 2, 4, [(0, 0), (0, 1), (1, 2), (1, 3)]),
+    ],
+)
+def test_every_replica_of_a_head_must_be_delivered_by_one_replica(
+    num_kv_heads: int, prefill_tp: int, decode_tp: int, pairs: list[tuple[int, int]]
+) -> None:
+    layout = replace(LAYOUT, num_kv_heads=num_kv_heads, tp_size=decode_tp)
+    deliver(claimed(prefill_tp=prefill_tp, layout=layout), pairs)
+
+
+def deliver(handoff: DecodeHandoff, pairs: list[tuple[int, int]]) -> None:
+    """Deliver everything over each of the pairs; only then is it admitted."""
     handoff.first_token(FIRST)
-    num_pairs = max(prefill_tp, decode_tp)
     actions = []
-    for pair in range(num_pairs):
+    for theirs, ours in pairs:
         assert not handoff.all_landed
-        ours, theirs = pair * decode_tp // num_pairs, pair * prefill_tp // num_pairs
         notice = landed((4, 1), (5, 2), (6, 3), rank=theirs)
         [verify] = handoff.landed(notice, 1.0, ours)
         assert verify == Verify(Span(theirs, ours, WHOLE), ((4, 70, 1), (5, 71, 2), (6, 80, 3)))
@@ -466,7 +502,7 @@ def test_every_pair_of_ranks_that_share_heads_must_deliver(prefill_tp: int, deco
 def test_a_span_that_the_writer_has_no_part_in_ends_the_handoff(
     rank: int, decode_rank: int, layers: range
 ) -> None:
-    handoff = claimed(tp_size=2, prefill_tp=4)
+    handoff = claimed(prefill_tp=4, layout=replace(LAYOUT, tp_size=2))
     local, _ = handoff.landed(landed((4, 1), rank=rank, layers=layers), 1.0, decode_rank)
     assert isinstance(local, PrefillLocally) and local.quarantined
     assert handoff.dropped == {DropCause.UNKNOWN_SPAN: 1}

@@ -12,7 +12,6 @@ UNTESTED = frozenset({"check_invariants", "_claimant_name"})  # asserts, and wor
 ENOUGH = 2_000  # schedules; most mutants fail within a hundred
 # These behave like the original.
 EQUIVALENT = {
-    "Coverage.includes swap 0": "between as many ranks on both sides, wide and narrow are the same",
     "DecodeHandoff.__init__ drop 5": "a claim says how many ranks there are, before any is named",
     "DecodeHandoff.__init__ number 0": "the same",
     "DecodeHandoff.__init__ number 2": "a lease is read once there is a claim",

@@ -15,7 +15,7 @@ from tandem.transfer.handoff.causes import CloseCause
 from tandem.transfer.handoff.decode import DecodeHandoff, HandoffState
 from tandem.transfer.handoff.landed import Landed, SettledNotice
 from tests.transfer.schedules.blocks import BlocksSide
-from tests.transfer.schedules.memory import Shape, rank_pairs_of
+from tests.transfer.schedules.memory import Shape, layout_of, rank_pairs_of
 from tests.transfer.schedules.parts import Case, Check, Job, Process
 
 GRACE_MS = 200
@@ -56,8 +56,7 @@ class DecodeSide(BlocksSide):
             grant,
             deadline=self.now + deadline_s,
             grace_ms=GRACE_MS,
-            num_layers=self.shape.num_layers,
-            tp_size=self.shape.decode_tp,
+            layout=layout_of(self.shape),
             verify=self.verify,
         )
         case = Case(number, machine, prompt, blocks, num_cached)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from operator import itemgetter
 
-from tandem.transfer.layout import RankPair, rank_pairs
+from tandem.transfer.layout import KvLayout, RankPair
 
 RUN_BITS = 20  # of a word: who computed it, counted through a schedule; 0 is the decode worker
 CHECKSUM_MASK = 2**64 - 1
@@ -18,34 +18,41 @@ CHECKSUM_MASK = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The ranks of both workers, and the layers; one head per pair of ranks.
+    """The ranks of both workers, the KV heads that they share, and the layers.
 
     Blocks are of `num_kinds`, in turns, each of so many other layers of the model.
     """
 
     prefill_tp: int
     decode_tp: int
+    num_heads: int
     num_layers: int
     num_kinds: int = 1
 
-    @property
-    def num_heads(self) -> int:
-        return max(self.prefill_tp, self.decode_tp)
+    def heads(self, tp_size: int, rank: int) -> range:
+        """The heads that one of `tp_size` ranks has, which others may have too."""
+        first = rank * self.num_heads // tp_size
+        return range(first, first + max(1, self.num_heads // tp_size))
+
+
+@cache
+def layout_of(shape: Shape) -> KvLayout:
+    """The layout of the decode worker."""
+    return KvLayout(shape.num_layers, shape.num_heads, 1, 1, "float32", tp_size=shape.decode_tp)
 
 
 @cache
 def rank_pairs_of(shape: Shape) -> tuple[RankPair, ...]:
-    return rank_pairs(shape.num_heads, shape.prefill_tp, shape.decode_tp)
+    return layout_of(shape).rank_pairs_from(shape.prefill_tp)
 
 
 @cache
 def content(shape: Shape, tp_size: int, rank: int, prompt: int, ordinal: int) -> list[int]:
     """The words of one block of one rank, as nobody in particular computes them."""
-    num_heads = shape.num_heads // tp_size
     words = []
     for layer in range(shape.num_layers):
         for plane in range(2):
-            for head in range(rank * num_heads, (rank + 1) * num_heads):
+            for head in shape.heads(tp_size, rank):
                 name = (((prompt * 16 + ordinal) * 8 + layer) * 2 + plane) * 8 + head + 1
                 words.append(name << RUN_BITS)
     return words
@@ -72,7 +79,7 @@ class Words:
     def __init__(self, shape: Shape, tp_size: int, num_blocks: int) -> None:
         self.shape = shape
         self.tp_size = tp_size
-        self.num_heads = shape.num_heads // tp_size
+        self.num_heads = len(shape.heads(tp_size, 0))
         self.num_words = 2 * shape.num_layers * self.num_heads  # of a block
         self.ranks: list[list[list[int] | None]] = [[None] * num_blocks for _ in range(tp_size)]
 

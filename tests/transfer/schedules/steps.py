@@ -18,7 +18,9 @@ from tests.transfer.schedules.parts import Case, Job, Message, Write
 from tests.transfer.schedules.world import World
 
 T = TypeVar("T")
-WIDTHS = ((1, 1), (1, 1), (1, 1), (2, 1), (1, 2), (4, 2))  # (prefill ranks, decode ranks)
+# (prefill ranks, decode ranks, KV heads)
+ALONE = ((1, 1, 1),) * 5
+WIDTHS = (*ALONE, (2, 1, 2), (1, 2, 2), (4, 2, 4), (2, 1, 1), (1, 2, 1), (2, 2, 1), (4, 2, 2))
 STEPS = (40, 60, 90, 120)
 MAX_ENDS = 100  # timers until all is over; a worker that is stopped goes on some time
 
