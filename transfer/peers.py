@@ -58,31 +58,40 @@ class PeerHealth:
 
 
 def is_dead(instance: Instance) -> bool:
-    """Return True if no thread of the instance's process runs; False if that is unknown."""
-    if not is_here(instance):
-        return False
-    try:
-        os.kill(instance.pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return _is_zombie(Path("/proc", str(instance.pid)))
+    """Return True if no thread of the instance's processes runs; False if that is unknown."""
+    return is_here(instance) and all(map(_has_ended, _pids(instance)))
 
 
 def is_stopped(instance: Instance) -> bool:
-    """Return True if a signal or a debugger has stopped the process, which may run again."""
-    if not is_here(instance):
-        return False
-    try:
-        return _state(Path("/proc", str(instance.pid))) in ("T", "t")
-    except FileNotFoundError:
-        return False
+    """Return True if a signal or a debugger has stopped a process, which may run again."""
+    return is_here(instance) and any(map(_stands_still, _pids(instance)))
 
 
 def is_here(instance: Instance) -> bool:
     """Return True if the process has a pid here: only its own kernel knows its state."""
     return bool(instance.pid and instance.pid_space and instance.pid_space == pid_space())
+
+
+def _pids(instance: Instance) -> list[int]:
+    """Return the processes that write the instance's KV: its own, and those of its other ranks."""
+    return [instance.pid, *instance.rank_pids]
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return _is_zombie(Path("/proc", str(pid)))
+
+
+def _stands_still(pid: int) -> bool:
+    try:
+        return _state(Path("/proc", str(pid))) in ("T", "t")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _is_zombie(process: Path) -> bool:

@@ -82,6 +82,8 @@ class Worker:
             progress=lambda: self.loop.progress,
             max_frame_bytes=MAX_FRAME_BYTES,
         )
+        if self._followers is not None and self._followers.order_channels:
+            node.rank_pids = self._followers.pids
         self.roles = Roles(node, self.lifecycle, role)
         self.loop = EngineLoop(
             self.engine,

@@ -56,6 +56,7 @@ class Node:
         self.metrics_address = ""  # host:port of a worker's metrics, in its records
         self.bootstrap: tuple[str, int] | None = None  # as in Instance
         self.max_prompt_tokens = 0  # as in Instance
+        self.rank_pids: list[int] = []  # as in Instance
         self.instance_id = instance_id or new_id()
         self.epoch = new_id()
         self.discovery: Discovery = EtcdDiscovery(config)
@@ -132,6 +133,7 @@ class Node:
             host=socket.gethostname(),
             pid=os.getpid(),
             pid_space=pid_space(),
+            rank_pids=self.rank_pids,
             deployment=self.deployment,
             metrics=self.metrics_address,
             bootstrap=self.bootstrap,

@@ -45,6 +45,7 @@ class Instance(Message, frozen=True, tag=False):
     host: Name = ""
     pid: Count = 0
     pid_space: Name = ""  # processes with the same pid_space see one another's pids
+    rank_pids: Few[Count] = []  # of a worker's further processes that write KV
     deployment: Name = ""  # of a worker, as in PrefillJob
     metrics: Name = ""  # host:port that serves GET /metrics, where a worker has one
     bootstrap: tuple[Name, Count] | None = None  # host and port of a prefill engine of the kit

@@ -160,11 +160,12 @@ class Stage:
         await self.peer.__aexit__()
         await asyncio.gather(*self.readers)
 
-    async def register(self, pid: int) -> None:
-        """Makes the puppet known as a prefill worker with this process id."""
+    async def register(self, pid: int, *rank_pids: int) -> None:
+        """Makes the puppet known as a prefill worker with these process ids."""
         node = self.peer.node
         instance = node.instance(EndpointAddress(node.config.namespace, "prefill", "prefill"))
-        instance = msgspec.structs.replace(instance, pid=pid, host=socket.gethostname())
+        pids = {"pid": pid, "rank_pids": list(rank_pids)}
+        instance = msgspec.structs.replace(instance, **pids, host=socket.gethostname())
         await register_instance(self.peer.node.discovery, instance)
         view = self.worker._prefill_instances
         await eventually(lambda: view.items.get(instance.instance_id) == instance)

@@ -129,14 +129,16 @@ async def test_a_lost_prefill_worker_s_blocks_wait_for_its_death_or_its_lease(
         assert (held_s >= lease_s) is not is_dead
 
 
+@pytest.mark.parametrize("is_rank", [False, True], ids=["its own", "a rank of a dead one"])
 async def test_blocks_stay_in_quarantine_while_the_claimant_s_process_stands_still(
-    runtime_config: RuntimeConfig, tiny_model: Path
+    runtime_config: RuntimeConfig, tiny_model: Path, is_rank: bool
 ) -> None:
     """It may be in the middle of a post, which goes on with the process, whatever its lease."""
     sleeper = sleeping_process()
+    pids = (dead_pid(), sleeper.pid) if is_rank else (sleeper.pid,)
     try:
         async with Stage(runtime_config, tiny_model, handoff_timeout_ms=1500) as stage:
-            await stage.register(sleeper.pid)
+            await stage.register(*pids)
             answer, work = await stage.handoff(PROMPT)
             sleeper.send_signal(signal.SIGSTOP)
             work.stream.cancel()
@@ -151,6 +153,27 @@ async def test_blocks_stay_in_quarantine_while_the_claimant_s_process_stands_sti
     finally:
         sleeper.kill()
         sleeper.wait()
+
+
+async def test_blocks_wait_for_the_death_of_every_rank_and_no_longer(
+    runtime_config: RuntimeConfig, tiny_model: Path
+) -> None:
+    rank = sleeping_process()
+    try:
+        async with Stage(runtime_config, tiny_model, handoff_timeout_ms=60_000) as stage:
+            await stage.register(dead_pid(), rank.pid)
+            answer, work = await stage.handoff(PROMPT)
+            work.stream.cancel()
+            assert await answer.whole() == stage.undisturbed(PROMPT)
+            given_up_at = time.perf_counter()
+            await eventually(lambda: time.perf_counter() > given_up_at + 3 * CHECK_S)
+            assert stage.num_quarantined == len(work.grant.fill)
+            rank.kill()
+            await stage.balanced()
+            assert time.perf_counter() - given_up_at < work.grant.lease_ms / 1e3
+    finally:
+        rank.kill()
+        rank.wait()
 
 
 @pytest.mark.parametrize("claimed", [False, True])

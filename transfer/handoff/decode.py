@@ -306,18 +306,13 @@ class DecodeHandoff:
         return self._close(CloseCause.PEER_LOST, f"{self._claimant_name} was lost")
 
     def peer_gone(self, prefill_instance: str, prefill_epoch: str) -> list[Action]:
-        """Handle the proof that a process is dead: none of its writes can land any more.
-
-        Where several ranks write, each from a process of its own, it is no proof.
-        """
+        """Handle the proof that all processes of a worker are dead: no write can land any more."""
         if self.claimant != (prefill_instance, prefill_epoch):
             return []
-        if self.claimant_tp_size > 1:
-            return self.peer_lost(prefill_instance)
         return self._quiesced(CloseCause.PEER_GONE, f"{self._claimant_name} is gone")
 
     def claimant_stopped(self, now: float) -> None:
-        """Restart the grace period, because the claimant's process is stopped.
+        """Restart the grace period, because a process of the claimant is stopped.
 
         A post that the process has begun may still be made. The grace period therefore ends only
         after the process was seen running again.

@@ -255,7 +255,7 @@ class HandoffReceiver:
             logger.error("prefill worker %s is excluded: its KV is corrupt", claimant[0])
 
     async def _watch_claimant(self) -> None:
-        """End a quarantine early if the claimant is dead; prolong it while it is stopped."""
+        """End a quarantine early if the claimant is dead; prolong it while a rank is stopped."""
         machine, claimant = self.machine, self._claimant
         if claimant is None or not is_here(claimant):
             return  # nothing can be seen of it

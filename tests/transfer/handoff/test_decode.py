@@ -515,11 +515,3 @@ def test_a_lost_peer_is_feared_until_it_is_proven_gone() -> None:
     assert local == PrefillLocally(CloseCause.PEER_LOST, "p.e1 was lost", quarantined=True)
     assert handoff.peer_gone("p", "e0") == []
     assert handoff.peer_gone("p", "e1") == [ReleaseQuarantined(FILL)]
-
-
-def test_the_ranks_of_a_dead_process_may_still_write() -> None:
-    handoff = claimed(prefill_tp=2)
-    local, _ = handoff.peer_gone("p", "e1")
-    assert local == PrefillLocally(CloseCause.PEER_LOST, "p.e1 was lost", quarantined=True)
-    assert handoff.peer_gone("p", "e1") == [] == handoff.tick(12.0)
-    assert handoff.tick(12.1) == [ReleaseQuarantined(FILL)]

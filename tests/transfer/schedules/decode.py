@@ -188,8 +188,6 @@ class DecodeSide(BlocksSide):
         assert case.claimant is process or not actions, "another process's end counts"
         self.act(case, actions)
         is_over = case.place in ("decoding", "gone")
-        if self.shape.prefill_tp > 1:  # the other ranks may still write
-            is_over = case.place != "fill" or case.has_settled
         assert is_over or case.claimant is not process, "I4: waits for a dead peer"
 
     def tick(self, case: Case) -> None:

@@ -226,14 +226,10 @@ class World(DecodeSide):
         self.processes[index] = self.start_process(process.name)
 
     def tear_down(self, process: Process) -> None:
-        """The decode worker cuts the connection of a dead process, rank 0; others may go on."""
+        """The decode worker cuts the connections of a dead process and of its ranks."""
         process.gone = True
-
-        def goes_on(write: Write) -> bool:
-            return write.job.process is not process or write.posted.ranks.prefill_rank > 0
-
-        self.writes = list(filter(goes_on, self.writes))
-        self.stray = list(filter(goes_on, self.stray))
+        self.writes = [write for write in self.writes if write.job.process is not process]
+        self.stray = [write for write in self.stray if write.job.process is not process]
 
 
 def must_own(job: Job, local_blocks: list[int]) -> None:
