@@ -59,23 +59,6 @@ def test_the_text_depends_on_no_scheduling(fake: SimpleNamespace, config: dict[s
         assert harness.engine.load().num_preemptions > 0
 
 
-def test_a_prompt_that_is_known_in_full_still_computes_its_last_block(
-    fake: SimpleNamespace,
-) -> None:
-    harness = fake.make_harness()
-    first = fake.make_seq("first", prompt(16))
-    expected = fake.undisturbed(first)
-    harness.engine.add(first)
-    harness.run()
-    again = fake.make_seq("again", prompt(16))
-    assert harness.engine.prefix_hit(again) == 12
-    harness.engine.add(again)
-    harness.run()
-    assert harness.texts == {"first": expected, "again": expected}
-    assert harness.finished["again"].num_cached_tokens == 12
-    assert ("again", 12, 16) in harness.runner.steps[-8]
-
-
 def test_a_stop_token_ends_the_text_and_is_not_in_it(fake: SimpleNamespace) -> None:
     harness = fake.make_harness(script={10: fake.EOS, 11: 499, 30: fake.EOS})
     stops = {

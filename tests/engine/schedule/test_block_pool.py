@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tandem.engine.schedule.block_pool import BlockPool, FreeRuns
+from tandem.engine.schedule.block_pool import BlockPool
 
 
 def num_runs(block_ids: list[int]) -> int:
@@ -49,15 +49,6 @@ def test_an_allocation_continues_after_a_given_block_if_it_can() -> None:
     assert taken(pool, 1, after=first[-1]) == [first[-1] + 1]
     assert taken(pool, 1, after=first[-1]) != [first[-1] + 1]  # somebody has it by now
     pool.check_invariants()
-
-
-def test_adjacent_blocks_are_given_back_as_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = FreeRuns(16)
-    runs.take(16)
-    added: list[tuple[int, int]] = []
-    monkeypatch.setattr(FreeRuns, "_join", lambda _, first, length: added.append((first, length)))
-    runs.add([9, 4, 3, 5, 8, 1])
-    assert added == [(1, 1), (3, 3), (8, 2)]
 
 
 def test_a_prefix_is_found_shared_and_counted() -> None:

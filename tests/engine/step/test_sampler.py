@@ -160,12 +160,6 @@ def test_logprobs_are_of_the_raw_logits() -> None:
     assert token.logprobs.top[0][1] == pytest.approx(expected[3].item())
 
 
-def test_logprobs_without_alternatives_carry_the_chosen_token_only() -> None:
-    with_logprobs, without = sample(sequence(logprobs=0), sequence())
-    assert with_logprobs.logprobs is not None and with_logprobs.logprobs.top == []
-    assert without.logprobs is None
-
-
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logits_that_are_not_finite_give_an_error_and_no_token(
@@ -233,16 +227,10 @@ def test_a_pending_token_that_could_not_be_drawn_counts_for_nothing() -> None:
 
 
 def test_a_row_that_does_not_ask_for_logprobs_gets_none_next_to_one_that_does() -> None:
-    few, none, many = sample(sequence(logprobs=1), sequence(), sequence(logprobs=40))
+    alone, few, none, many = sample(
+        sequence(logprobs=0), sequence(logprobs=1), sequence(), sequence(logprobs=40)
+    )
+    assert alone.logprobs is not None and alone.logprobs.top == []
     assert few.logprobs is not None and len(few.logprobs.top) == 1
     assert none.logprobs is None
     assert many.logprobs is not None and len(many.logprobs.top) == VOCAB_SIZE
-
-
-def test_a_token_held_back_for_its_number_is_free_once_it_is_reached() -> None:
-    held, free = sequence(generated=[1]), sequence(generated=[1, 1])
-    for seq in (held, free):
-        seq.stop = StopConditions(max_tokens=99, min_tokens=2, stop_token_ids=[3])
-    rows = [Chunk(held, 1, 2, True), Chunk(free, 2, 3, True)]
-    tokens = run_sampler(rows, torch.tensor([LOGITS] * 2))
-    assert [token.token_id for token in tokens] == [5, 3]
