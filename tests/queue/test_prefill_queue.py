@@ -153,17 +153,6 @@ async def test_work_in_progress_is_not_given_to_anyone_else(
         assert await queue.receive(1, 0.2) == []
 
 
-async def test_a_refused_job_comes_again_after_its_delay(queue: PrefillQueue) -> None:
-    await queue.publish(job())
-    [delivery] = await queue.receive(1, SOON_S)
-    start = time.perf_counter()
-    await delivery.give_back(0.2)
-    [delivery] = await queue.receive(1, SOON_S)
-    assert time.perf_counter() - start >= 0.19
-    await delivery.ack()
-    await depth_becomes(queue, num_jobs=0, num_in_progress=0, num_dead=0)
-
-
 async def test_a_job_may_be_given_back_more_often_than_it_may_be_lost(
     connection: NatsConnection,
 ) -> None:

@@ -252,24 +252,15 @@ def test_a_topology_answers_and_one_interrupt_drains_it_and_leaves_nothing(
     assert not list((served.folder / "run").glob("*-store-*"))
 
 
-def test_an_interrupt_while_starting_leaves_nothing(
-    start: Start, wait_until_gone: Callable[[Sequence[int]], None]
-) -> None:
-    served = start("--topology", "aggregated")
-    served.until("loading tandem-tiny")
-    children = served.children()
-    assert served.end(signal.SIGTERM) == 0
-    wait_until_gone(children)
-
-
-def test_a_killed_launcher_takes_everything_with_it(
-    start: Start, wait_until_gone: Callable[[Sequence[int]], None]
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_end_of_a_launcher_that_starts_leaves_nothing(
+    start: Start, wait_until_gone: Callable[[Sequence[int]], None], number: signal.Signals
 ) -> None:
     served = start("--topology", "aggregated")
     served.until("loading tandem-tiny")
     children = served.children()
     assert len(children) == 4
-    served.end(signal.SIGKILL)
+    assert served.end(number) == (0 if number == signal.SIGTERM else -number)
     wait_until_gone(children)
 
 
