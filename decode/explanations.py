@@ -28,7 +28,7 @@ _decode_request = decoder(ExplainRequest, InvalidRequestError)
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """What is kept of a request: all that is told of it, and none of its tokens."""
+    """The decisions and times of a request that are kept to explain it, without its tokens."""
 
     request_id: str
     first: Decision

@@ -8,6 +8,7 @@ have a window. Of fewer KV heads than ranks, neighboring ranks have a replica ea
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Literal
 
@@ -164,13 +165,10 @@ class RankPair:
 
     def reversed(self) -> "RankPair":
         """Return the pair with the prefill and the decode worker in each other's place."""
-        ranks, heads = (
-            (self.decode_rank, self.prefill_rank),
-            (self.decode_heads, self.prefill_heads),
-        )
-        return RankPair(*ranks, *heads)
+        return RankPair(self.decode_rank, self.prefill_rank, self.decode_heads, self.prefill_heads)
 
 
+@lru_cache  # every span that lands asks for them
 def rank_pairs(num_kv_heads: int, prefill_tp: int, decode_tp: int) -> tuple[RankPair, ...]:
     """Return the pairs over which every rank of the decode worker gets each of its heads once.
 

@@ -27,12 +27,7 @@ from tandem.router.predict import PlaceLoad
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.wire.block_hash import num_blocks_of
 from tandem.runtime.wire.cluster_messages import WorkerRole, role_names
-from tandem.worker.load_reports import (
-    INTERVAL_S,
-    LONG_TOKENS,
-    MIN_INTERVAL_S,
-    PLACING_S,
-)
+from tandem.worker.load_reports import INTERVAL_S, LONG_TOKENS, MIN_INTERVAL_S, PLACING_S
 from tandem.worker.roles import HANDOVER_S
 
 

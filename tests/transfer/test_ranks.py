@@ -34,9 +34,9 @@ def whole_block(layout: KvLayout) -> torch.Tensor:
 
 
 def rank_blocks(block: torch.Tensor, tp_size: int) -> list[torch.Tensor]:
-    """What each of the ranks holds of a block: an even share of its heads, in order.
+    """Return each rank's part of a block: an even share of its heads, in order.
 
-    Ranks side by side hold the same head where there are more than heads.
+    Where ranks outnumber heads, neighboring ranks have a replica each of the same head.
     """
     num_replicas = max(1, tp_size // block.shape[2])
     shares = block.chunk(tp_size // num_replicas, dim=2)

@@ -9,13 +9,7 @@ import pytest
 from tandem.engine.schedule.outputs import LoadStats
 from tandem.runtime.tasks import cancel, keep_running
 from tandem.worker import load_reports
-from tandem.worker.load_reports import (
-    BURST_S,
-    LONG_TOKENS,
-    PLACING_S,
-    LoadReports,
-    OwnPrompts,
-)
+from tandem.worker.load_reports import BURST_S, LONG_TOKENS, PLACING_S, LoadReports, OwnPrompts
 from tests.services import eventually
 
 NEVER_S = 3600.0

@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -28,13 +28,19 @@ class Tandem:
         self.slurm, self.state = slurm, state
         self.up_s = 0.0  # how long `up` took
 
+    @property
+    def environment(self) -> dict[str, str]:
+        return self.slurm.environment | {"OMP_NUM_THREADS": "1"}
+
+    def _command(self, words: Sequence[str]) -> list[str]:
+        command = [sys.executable, "-P", "-m", "tandem.launch", "slurm", *words]
+        return [*command, "--state-dir", str(self.state)]
+
     def run(self, *words: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
         """Run `tandem slurm ...` and return what it printed."""
-        command = [sys.executable, "-P", "-m", "tandem.launch", "slurm", *words]
-        command += ["--state-dir", str(self.state)]
         done = subprocess.run(
-            command,
-            env=self.slurm.environment | {"OMP_NUM_THREADS": "1"},
+            self._command(words),
+            env=self.environment,
             capture_output=True,
             text=True,
             timeout=COMMAND_S,
@@ -48,11 +54,8 @@ class Tandem:
     @asynccontextmanager
     async def running(self, *words: str) -> AsyncIterator[None]:
         """Run `tandem slurm ...` meanwhile, which a signal ends."""
-        command = [sys.executable, "-P", "-m", "tandem.launch", "slurm", *words]
-        command += ["--state-dir", str(self.state)]
-        environment = self.slurm.environment | {"OMP_NUM_THREADS": "1"}
         log = self.state / "logs" / f"{words[0]}.log"
-        process = await ChildProcess.start(command, log, env=environment)
+        process = await ChildProcess.start(self._command(words), log, env=self.environment)
         try:
             yield
         finally:
@@ -98,7 +101,7 @@ class Tandem:
         )
 
     async def planner_lines(self) -> list[str]:
-        """What the planners have put into discovery; none while the services do not answer."""
+        """The last readings of the planners; none while the services do not answer."""
         try:
             return planner_lines(await read_cluster(read_deployment(self.state).effective()))
         except TandemError:

@@ -1,4 +1,4 @@
-"""What a planner does to the jobs of workers, with a Slurm that is a list."""
+"""A planner submits and ends the jobs of workers; a list of jobs stands for Slurm."""
 
 import asyncio
 from pathlib import Path

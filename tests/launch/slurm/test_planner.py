@@ -57,7 +57,7 @@ async def set_live(tandem: Tandem, key: str, value: str) -> None:
     done = await asyncio.to_thread(
         subprocess.run,
         ["bash", "-c", f". {secrets}; {shlex.join(words)}"],
-        env=tandem.slurm.environment,
+        env=tandem.environment,
         capture_output=True,
         text=True,
         timeout=COMMAND_S,
@@ -66,7 +66,7 @@ async def set_live(tandem: Tandem, key: str, value: str) -> None:
 
 
 async def until_told(tandem: Tandem, sentence: str) -> None:
-    """Wait until a planner's record has a sentence."""
+    """Wait until a planner's last reading has a sentence."""
 
     async def is_told() -> bool:
         return any(sentence in line for line in await tandem.planner_lines())

@@ -17,7 +17,7 @@ from tandem.transfer.agents.rank_agent import NOTICE_BLOCK, Mark, Notice
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.layout import KvLayout, RankPair
 from tests.services import eventually
-from tests.transfer.pools import LAYOUT, Pool, make_pool
+from tests.transfer.pools import LAYOUT, Pool, joined, make_pool, make_ranks
 
 LOOPBACK = TransferConfig(backend="loopback")
 DEEP = replace(LAYOUT, num_layers=4)
@@ -39,15 +39,7 @@ class Ranks:
 
     @property
     def blocks(self) -> torch.Tensor:
-        """[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], as integers.
-
-        Replicas of a head must be equal.
-        """
-        shares = [pool.tensor.view(torch.int16) for pool in self.pools]
-        num_replicas = max(1, len(shares) // self.layout.num_kv_heads)
-        for rank, share in enumerate(shares):
-            assert torch.equal(share, shares[rank - rank % num_replicas])
-        return torch.cat(shares[::num_replicas], dim=3)
+        return joined(self.pools, self.layout)
 
 
 @dataclass
@@ -78,9 +70,7 @@ async def running(
     heard: "asyncio.Queue[tuple[int, bytes]] | None" = None,
 ) -> AsyncIterator[tuple[TransferGroup, Ranks]]:
     layout = replace(DEEP, tp_size=width)
-    ranks = Ranks(layout, [make_pool(6, layout, fill=fill) for _ in range(width)])
-    for rank, pool in enumerate(ranks.pools):  # replicas of a head are equal
-        pool.tensor.copy_(ranks.pools[rank - rank % max(1, width // layout.num_kv_heads)].tensor)
+    ranks = Ranks(layout, make_ranks(6, layout, fill=fill))
     for pool in ranks.pools[1:]:
         near, far = socket.socketpair()
         ranks.order_channels.append(near)

@@ -14,7 +14,7 @@ from tandem.transfer.agents.link import LinkRates
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.layout import KvLayout
 from tests.transfer.agents.groups import LOOPBACK, MakePool, Start, loopback_pair, write
-from tests.transfer.pools import Pool
+from tests.transfer.pools import bits, joined, make_ranks
 
 DEEP = KvLayout(num_layers=4, num_kv_heads=4, block_size=4, head_dim=8, dtype="float32")
 
@@ -33,15 +33,13 @@ DEEP = KvLayout(num_layers=4, num_kv_heads=4, block_size=4, head_dim=8, dtype="f
 )
 @pytest.mark.parametrize("backend", ["nixl", "loopback"])
 async def test_groups_of_layers_arrive_one_after_the_other_and_touch_no_other_layer(
-    backend: str, num_heads: int, widths: tuple[int, int], make_pool: MakePool, start_group: Start
+    backend: str, num_heads: int, widths: tuple[int, int], start_group: Start
 ) -> None:
     """From ranks to ranks; all blocks are then pulled back."""
     config = TransferConfig.model_validate({"backend": backend})
     layouts = [replace(DEEP, num_kv_heads=num_heads, tp_size=tp_size) for tp_size in widths]
-    sources = [make_pool(6, layouts[0]) for _ in range(widths[0])]
-    for rank, source in enumerate(sources):  # replicas are equal
-        source.tensor.copy_(sources[rank - rank % max(1, widths[0] // num_heads)].tensor)
-    targets = [make_pool(6, layouts[1], fill="zero") for _ in range(widths[1])]
+    sources = make_ranks(6, layouts[0])
+    targets = make_ranks(6, layouts[1], fill="zero")
     heard: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
     p: TransferGroup = await start_group("p", sources, layouts[0], config=config)
     d: TransferGroup = await start_group("d", targets, layouts[1], config=config, heard=heard)
@@ -50,7 +48,7 @@ async def test_groups_of_layers_arrive_one_after_the_other_and_touch_no_other_la
     boundaries, pairs = (1, 2, 4), [(0, 5), (1, 2), (3, 3)]
     await p.prepare(link, boundaries)
     originals = [bits(source).clone() for source in sources]
-    original = joined(sources, num_heads)
+    original = joined(sources, layouts[0])
     for layers in (range(1), range(1, 4)):  # the last two groups at once
         before = [bits(target).clone() for target in targets]
         for ranks in link.rank_pairs:
@@ -70,7 +68,7 @@ async def test_groups_of_layers_arrive_one_after_the_other_and_touch_no_other_la
         for source in sources:
             source.tensor[:, layers.start : layers.stop].zero_()  # not to be sent again
     for local, remote in pairs:
-        assert torch.equal(original[local], joined(targets, num_heads)[remote])
+        assert torch.equal(original[local], joined(targets, layouts[1])[remote])
     assert not any(bits(target)[[0, 1, 4]].any() for target in targets)
     assert d.layout.rank_pairs_from(widths[0]) == link.rank_pairs
     assert d.layout.read_pairs_from(widths[0]) == link.read_pairs
@@ -87,7 +85,7 @@ async def test_a_bit_that_differs_in_any_replica_and_a_misplaced_head_are_notice
 ) -> None:
     layouts = [replace(DEEP, num_kv_heads=2, tp_size=tp_size) for tp_size in widths]
     sources = [make_pool(2, layouts[0]) for _ in range(widths[0])]
-    targets = [make_pool(2, layouts[1], fill="zero") for _ in range(widths[1])]
+    targets = make_ranks(2, layouts[1], fill="zero")
     p: TransferGroup = await start_group("p", sources, layouts[0])
     d: TransferGroup = await start_group("d", targets, layouts[1])
     d.expect(+1)
@@ -103,17 +101,6 @@ async def test_a_bit_that_differs_in_any_replica_and_a_misplaced_head_are_notice
         head = ranks.decode_heads.start
         bits(targets[ranks.decode_rank])[1, 3, 1, head, 0, 0] ^= 1
         assert await d.checksums(ranks, range(4), [1]) != [announced]
-
-
-def joined(pools: list[Pool], num_heads: int) -> torch.Tensor:
-    """[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim] of a worker, as integers.
-
-    Replicas of a head must be equal.
-    """
-    num_replicas = max(1, len(pools) // num_heads)
-    for rank, pool in enumerate(pools):
-        assert torch.equal(bits(pool), bits(pools[rank - rank % num_replicas]))
-    return torch.cat([bits(pool) for pool in pools[::num_replicas]], dim=3)
 
 
 @pytest.mark.parametrize("backend", ["nixl", "loopback"])
@@ -169,10 +156,6 @@ async def test_the_blocks_of_8k_tokens_arrive_from_anywhere_to_anywhere(
     link = await p.connect(d.metadata())
     await write(p, link, list(zip(source, target, strict=True)), b"notice")
     assert torch.equal(bits(pools[0])[source], bits(pools[1])[target])
-
-
-def bits(pool: Pool) -> torch.Tensor:
-    return pool.tensor.view(torch.int32)
 
 
 # ---- measuring ----------------------------------------------------------------------------------
