@@ -11,7 +11,9 @@
 #define LINE_BYTES 64
 
 // sum + a b, with a in all lanes. `in_pairs`: a float stands for two of bfloat16, whose products
-// are both added.
+// are both added. Rounded once where the processor can, by name: left to the compiler, some tiles
+// are and others are not (tuned for Zen, GCC leaves long chains of fused additions out), and a row
+// would have other bits beside other rows.
 INLINE vec multiplied(vec sum, const float *a, vec b, int in_pairs) {
 #if defined(__AVX512BF16__)
     if (in_pairs) {
@@ -21,7 +23,13 @@ INLINE vec multiplied(vec sum, const float *a, vec b, int in_pairs) {
     }
 #endif
     (void)in_pairs;
+#if defined(__AVX512F__)
+    return (vec)_mm512_fmadd_ps(_mm512_set1_ps(*a), (__m512)b, (__m512)sum);
+#elif defined(__FMA__)
+    return (vec)_mm256_fmadd_ps(_mm256_set1_ps(*a), (__m256)b, (__m256)sum);
+#else
     return sum + *a * b;
+#endif
 }
 
 // c [rows, vecs * LANES] = a [rows, depth] b [depth, vecs * LANES], added to c where `adds`. For

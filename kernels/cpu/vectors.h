@@ -7,8 +7,11 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__AVX512F__)
+#if defined(__x86_64__)
 #include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
 #define LANES 16
 // Of a vector's indices, and for each power of two below LANES.
 #define EACH_LANE(of, step) {of(0, step), of(1, step), of(2, step), of(3, step), of(4, step), \

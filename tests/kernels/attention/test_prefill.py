@@ -267,6 +267,23 @@ def test_a_sequence_has_the_same_result_to_the_bit_in_any_batch(
     assert torch.equal(together[50:70], alone)
 
 
+def test_a_head_has_the_same_bits_beside_any_number_of_others(make_paged) -> None:
+    """As ranks ask for it, each of which has some of the heads of a KV head."""
+    paged = make_paged([50], 1)
+    starts = torch.tensor([0, 50], device=paged.kv_cache.device)
+    q = torch.randn(50, 13, 16, device=paged.kv_cache.device)
+
+    def attended(heads: torch.Tensor) -> torch.Tensor:
+        out = torch.full_like(heads, float("nan"))
+        cache, tables, lens = paged.kv_cache, paged.block_tables, paged.context_lens
+        launch.prefill_attention(heads, cache, tables, starts, lens, 50, SCALE, out)
+        return out
+
+    together = attended(q)
+    for num_heads in range(1, 13):
+        assert torch.equal(attended(q[:, :num_heads].contiguous()), together[:, :num_heads])
+
+
 @configs
 def test_table_entries_past_a_context_are_never_followed(
     config: PrefillAttentionConfig, make_paged
