@@ -48,7 +48,7 @@ from tandem.bench.unsplit.table import (
     markdown,
     values_of,
 )
-from tandem.config.topology import load_topology
+from tandem.config.topology import Topology, load_topology
 from tandem.emulation.profile import MAX_LATE_SHARE
 from tandem.runtime.clock import set_pace
 from tandem.runtime.errors import ConfigError, ServiceError, TandemError
@@ -103,7 +103,7 @@ class Comparison:
     """The contenders, and the results so far."""
 
     def __init__(self, options: Options, run_dir: Path) -> None:
-        """Raise ConfigError for a contender that is no topology."""
+        """Raise ConfigError for a contender that is no topology, or one of other hardware."""
         self.results: Results = {}
         self.reasons: Reasons = {}
         self._options = options
@@ -119,7 +119,7 @@ class Comparison:
             file = self._split_file(name) or name
             self._topologies[Path(name).stem] = None if name == DEFAULT else file
             if name != DEFAULT:
-                load_topology(file)
+                self._require_same_hardware(name, load_topology(file))
 
     async def run(self) -> None:
         """Measure every cell until the time is over.
@@ -188,7 +188,6 @@ class Comparison:
         topology = self._topologies[name]
         flags = self._flags(topology)
         async with served(self._options.model, topology, flags, run_dir) as stack:
-            self._require_same_hardware(name, stack)
             client = session.client(stack.url)
             try:
                 await session.warm_up(client, await session.body(client))
@@ -205,9 +204,8 @@ class Comparison:
             flags += [f"--engine.emulate={options.emulate}", f"--runtime.pace={options.pace}"]
         return flags
 
-    def _require_same_hardware(self, name: str, stack: ServedStack) -> None:
-        groups = (found for role, found in stack.processes.items() if role != "frontend")
-        count = len({process.pid for found in groups for process in found})
+    def _require_same_hardware(self, name: str, topology: Topology) -> None:
+        count = sum(spec.count for spec in topology.roles if spec.role != "frontend")
         if count != self._options.workers:
             raise ConfigError(
                 f"{name} has {count} workers and {UNSPLIT} has {self._options.workers} "

@@ -21,12 +21,14 @@ def test_an_error_that_is_known_before_costs_no_measuring(
     page.write_text(f"{BEGIN}\nno end")
     assert main(["--page", str(page)]) == 1
     assert main(["--contender", "disagg-9p9d"]) == 1
+    assert main(["--workers", "2", "--contender", "2p1d"]) == 1
     assert main(["--cells", "nothing"]) == 1
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"timestamp": 0, "input_length": 20, "output_length": 2}\n')
     assert main(["--trace", str(trace), "none.jsonl"]) == 1
     said = capsys.readouterr().err
-    for named in (END, "disagg-9p9d", "--cells nothing", "trace none.jsonl"):
+    hardware = "2p1d has 3 workers and unsplit has 2"
+    for named in (END, "disagg-9p9d", hardware, "--cells nothing", "trace none.jsonl"):
         assert named in said
     assert "capacity" not in said
 
@@ -52,11 +54,3 @@ def test_a_run_writes_ratios_into_its_document_and_page(tmp_path: Path) -> None:
     text = page.read_text()
     assert text.startswith("before") and text.endswith("after\n") and "earlier" not in text
     assert "| c2-100-8 |" in text
-
-
-@pytest.mark.slow
-def test_other_hardware_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "unsplit.json"
-    assert main([*SMALL, "--output", str(output), "--contender", "2p1d"]) == 1
-    assert "2p1d has 3 workers and unsplit has 2" in capsys.readouterr().err
-    assert not output.exists()

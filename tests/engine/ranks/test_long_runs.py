@@ -97,9 +97,9 @@ def test_a_thousand_seeded_requests_have_the_same_tokens_at_every_width(model: P
     assert len(one) == 1000 and one == two == four
 
 
-def test_ten_thousand_steps_with_delays_at_every_rank_go_on_and_do_not_differ(
+def test_thousands_of_steps_with_delays_at_every_rank_go_on_and_do_not_differ(
     model: Path,
 ) -> None:
-    found, num_steps = answers_at(model, 4, 176, 4, 256, late=True)
-    assert num_steps >= 10_000
-    assert found == answers_at(model, 1, 176, 4, 256)[0]
+    found, num_steps = answers_at(model, 4, 53, 4, 256, late=True)
+    assert num_steps >= 3_000
+    assert found == answers_at(model, 1, 53, 4, 256)[0]

@@ -150,8 +150,9 @@ async def test_a_newcomer_finds_the_target_that_is_missed(
     await cluster.set_config("disagg.itl_target_ms", 60_000.0)
     await tab.goto(cluster.page_url)
     await expect(tab.locator(".worker")).to_have_count(2)
-    await cluster.complete("a prompt", max_tokens=8)
     rows = tab.locator(".latency")
+    while not await rows.filter(has_text="ITL").count():  # where tokens come apart from others
+        await cluster.complete("a prompt", max_tokens=8)
     await expect(rows.filter(has_text="TTFT")).to_contain_text("target missed")
     await expect(rows.filter(has_text="ITL")).to_contain_text("target kept")
     alerts = tab.locator("#alerts")

@@ -49,10 +49,13 @@ class Terminal:
 
     async def wait_for(self, *words: str) -> None:
         """Wait until one screen has all of these words."""
-        async with asyncio.timeout(TIMEOUT_S):
-            while not all(word in self.screen() for word in words):
-                self._changed.clear()
-                await self._changed.wait()
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                while not all(word in self.screen() for word in words):
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            pytest.fail(f"no screen with {words}; the last one:\n{self.screen()}")
 
     async def select(self, row: str) -> None:
         """Press `j` until `row` is selected: those below it move up once they answer in time."""
