@@ -59,9 +59,10 @@ test test-changed: $(READY_DEV)
 	$(BIN)/python -m pytest -q $(TESTS) -m "not slow" -n 3 --dist loadfile \
 		--no-loadscope-reorder --max-worker-restart 0
 
-# alone: these need both cores
+# two files at a time: most wait for processes of theirs, or compute on one core
 test-slow: $(READY_DEV)
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q -m slow -n 2 --dist loadfile --no-loadscope-reorder \
+		--max-worker-restart 0
 
 # one process: each test starts a vLLM, which takes a minute on two cores
 test-vllm: $(READY_VLLM)

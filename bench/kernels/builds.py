@@ -147,15 +147,21 @@ def build(arch: int, case: BuildCase) -> Iterator[KernelBuild]:
 
 
 def build_all(
-    architectures: Sequence[int] = ARCHITECTURES, env: Mapping[str, str] | None = None
+    architectures: Sequence[int] = ARCHITECTURES,
+    env: Mapping[str, str] | None = None,
+    *,
+    sizes: bool = True,
 ) -> list[KernelBuild]:
-    """Return every build for these chips, by processes with the environment `env`."""
+    """Return every build for these chips, by processes with the environment `env`.
+
+    Without `sizes`, one of the shapes that differ in numbers alone.
+    """
     env = {**(os.environ if env is None else env)}
     env.pop("TRITON_INTERPRET", None)
 
     def run(share: int) -> list[list[KernelBuild]]:
         command = [sys.executable, "-m", MODULE, "--share", str(share)]
-        command += ["--arch", *map(str, architectures)]
+        command += ["--arch", *map(str, architectures), *(() if sizes else ("--no-sizes",))]
         done = subprocess.run(command, env=env, capture_output=True)
         if done.returncode:
             raise RuntimeError(done.stderr.decode()[-4000:])
@@ -167,12 +173,15 @@ def build_all(
         return [built for turn in in_turns for builds in turn for built in builds]
 
 
-def _build_share(share: int, architectures: Sequence[int]) -> list[list[KernelBuild]]:
+def _build_share(share: int, architectures: Sequence[int], sizes: bool) -> list[list[KernelBuild]]:
     """Return each NUM_PROCESSES-th case's builds, announced as in a worker that serves."""
     use_dependent_launch(True)
     announced: list[str] = []
     listen_to_builds(announced.append)
-    jobs = ((arch, case) for arch in architectures for case in build_cases(arch))
+    jobs = [(arch, case) for arch in architectures for case in build_cases(arch)]
+    if not sizes:
+        kinds = {(arch, each.family, re.sub(r"\d+", "", each.shape)): each for arch, each in jobs}
+        jobs = [(arch, case) for (arch, _, _), case in kinds.items()]
     builds = [list(build(*job)) for job in islice(jobs, share, None, NUM_PROCESSES)]
     unannounced = {each.kernel for part in builds for each in part}
     unannounced -= {line.partition(" was ")[0] for line in announced}
@@ -259,15 +268,18 @@ class Options:
     judge: bool = option(True, "end with 1 when a build breaks a rule")
     share: int | None = option(None, "print this share of the builds as JSON", is_hidden=True)
     arch: tuple[int, ...] = option(ARCHITECTURES, "chips to build for")
+    sizes: bool = option(True, "build all shapes, also those that differ in numbers alone")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables; 1 when a build breaks a rule."""
     options = parse(Options, MODULE, arguments)
     if options.share is not None:
-        sys.stdout.buffer.write(msgspec.json.encode(_build_share(options.share, options.arch)))
+        sys.stdout.buffer.write(
+            msgspec.json.encode(_build_share(options.share, options.arch, options.sizes))
+        )
         return 0
-    builds = build_all(options.arch)
+    builds = build_all(options.arch, sizes=options.sizes)
     print(render(builds))
     broken = [(built, rule) for built in builds for rule in built.broken_rules()]
     for built, rule in broken:

@@ -5,6 +5,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -345,6 +346,9 @@ def use_gpus() -> Iterator[Gpus]:
         # Nothing is built here.
         patch.setattr(ModelRunner, "_prebuild", lambda *_: None)
         patch.setattr(StepProfile, "warm_up", lambda *_: None)
+        # Whether integers overflow is judged by the tests of kernels.
+        options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+        patch.setattr(interpreter.interpreter_builder, "options", options)
         _patch_torch(gpus, patch)
         _patch_products(patch)
         _patch_threads(gpus, patch)
