@@ -117,6 +117,13 @@ def planner(
     mode: Annotated[
         Mode | None, typer.Option(help="advise (the default): change nothing; act: do it.")
     ] = None,
+    deployment: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ROLE=NAME",
+            help="In a pod: a Deployment whose workers are started and ended. Several times.",
+        ),
+    ] = None,
 ) -> None:
     """Follow the load of a cluster: move roles, start and end workers, where that is needed.
 
@@ -125,10 +132,15 @@ def planner(
     """
     import uvloop
 
+    from tandem.launch.planner.kubernetes import KubernetesApi, KubernetesExecutor
     from tandem.launch.planner.process import run_planner
 
     session.set("planner.mode", mode, "--mode")
-    uvloop.run(run_planner(session.load_for_cluster()))
+    effective, executor = session.load_for_cluster(), None
+    if deployment:
+        drain_timeout_s = effective.config.runtime.drain_timeout_s
+        executor = KubernetesExecutor(KubernetesApi.of_this_pod(), deployment, drain_timeout_s)
+    uvloop.run(run_planner(effective, executor))
 
 
 @app.command(epilog=f"Example: tandem epp --epp.host=0.0.0.0. {CONFIG_HELP}")

@@ -71,6 +71,7 @@ class PlannerProcess:
         self._planners: dict[Deployment, Planner] = {}
         self._counting: dict[Deployment, tuple[Change, asyncio.Task[None]]] = {}
         self._shown: dict[Deployment, PlannedModel] = {}
+        self._advised: dict[Deployment, str] = {}  # the last change, while it would be right
         self._planning: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()
         self._stack = contextlib.AsyncExitStack()
@@ -159,6 +160,7 @@ class PlannerProcess:
         for gone in self._planners.keys() - workers.keys():
             del self._planners[gone]
             self._shown.pop(gone, None)
+            self._advised.pop(gone, None)
         for deployment, instances in sorted(workers.items()):
             block_size = self._block_size(instances)
             if block_size is None:
@@ -180,10 +182,13 @@ class PlannerProcess:
         change, _ = self._counting.get(deployment, (None, None))
         reading = planner.decide(num_tokens, time.perf_counter(), change)
         self._show(deployment, reading)
+        advised = self._advised.pop(deployment, "")
         if reading.change is None:
             return
         if not self._acts:
-            logger.info("%s, advised only: %s", deployment[0], reading.sentence)
+            self._advised[deployment] = str(reading.change)
+            if str(reading.change) != advised:
+                logger.info("%s, advised only: %s", deployment[0], reading.sentence)
         elif reading.change.kind == "role":
             if await self._change(reading.change):
                 self._show(deployment, reading, has_changed=True)

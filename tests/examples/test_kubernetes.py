@@ -15,6 +15,7 @@ import yaml
 
 from tandem.config.flags import split_flags
 from tandem.config.model import EffectiveConfig, load_config
+from tandem.launch.planner.kubernetes import KubernetesApi, KubernetesExecutor
 from tandem.queue.streams import QueueNames
 from tests.examples.chart import (
     CHART,
@@ -26,6 +27,7 @@ from tests.examples.chart import (
     pod_templates,
     unpack_helm,
 )
+from tests.launch.planner.test_kubernetes import NEEDED
 
 ROOT = FOLDER.parents[1]
 HERE = Path(__file__).parent
@@ -244,6 +246,33 @@ def test_a_worker_with_certificates_is_dialed_by_a_name(helm: Helm, tmp_path: Pa
     assert [each["spec"]["clusterIP"] for each in services] == ["None"]
 
 
+def test_a_planner_may_do_to_its_deployments_what_it_does(helm: Helm) -> None:
+    manifests = helm.render(VALUES["counted"])
+    named = {(each["kind"], each["metadata"]["name"]): each for each in manifests}
+    pod = named["Deployment", "mine-planner"]["spec"]["template"]
+    arguments = main_container(pod)["args"]
+    deployments = [each for at, each in enumerate(arguments) if arguments[at - 1] == "--deployment"]
+    assert deployments == ["decode=mine-decode", "prefill=mine-prefill"]
+    KubernetesExecutor(KubernetesApi("", ""), deployments, 30.0)
+    for name in ("mine-decode", "mine-prefill"):
+        assert "replicas" not in named["Deployment", name]["spec"]
+    account = pod["spec"]["serviceAccountName"]
+    assert pod["spec"]["automountServiceAccountToken"]
+    assert ("ServiceAccount", account) in named
+    binding = named["RoleBinding", account]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account}]
+    rules = named["Role", binding["roleRef"]["name"]]["rules"]
+    allowed = {
+        (verb, resource)
+        for rule in rules
+        for verb in rule["verbs"]
+        for resource in rule["resources"]
+    }
+    assert allowed == NEEDED
+    others = [each for each in pod_templates(manifests) if kind_of(each) != "planner"]
+    assert not any(each["spec"]["automountServiceAccountToken"] for each in others)
+
+
 @pytest.mark.parametrize(
     "values, words",
     [
@@ -253,6 +282,8 @@ def test_a_worker_with_certificates_is_dialed_by_a_name(helm: Helm, tmp_path: Pa
         ({"disaggregatedSet": True}, "two groups"),
         (VALUES["scaled"] | {"planner": "act"}, "planner"),
         (VALUES["scaled-prefill"] | {"disaggregatedSet": True}, "LeaderWorkerSet 0.9"),
+        (VALUES["scaled-prefill"] | {"config": {"planner": {"max_workers": 4}}}, "KEDA counts"),
+        (VALUES["counted"] | {"disaggregatedSet": True}, "of a DisaggregatedSet"),
         (VALUES["scaled-by-nats"] | {"model": {"path": "a b"}}, "escape"),
         (VALUES["encrypted"] | {"config": {"frontend": {"share_responses": True}}}, "certificate"),
     ],

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from tandem.config.model import EffectiveConfig
 from tandem.launch.cluster.status import read_cluster
 from tandem.launch.planner.executors import Executor, LocalExecutor
+from tandem.launch.planner.planner import Planner, Reading
 from tandem.launch.planner.process import PlannerProcess
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.bus.events import load_subject
@@ -167,6 +169,27 @@ async def test_by_default_it_only_says_what_it_would_do(runtime_config: RuntimeC
         [line] = status.planners[0].lines
         assert line.startswith("planner (advise), m: 1 prefill workers are")
         assert not any(worker.changes for worker in workers)
+
+
+async def test_what_it_advises_again_is_not_logged_again(
+    runtime_config: RuntimeConfig,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level(logging.INFO, logger="tandem.launch.planner.process")
+    advised: list[str] = []
+    decide = Planner.decide
+
+    def noted(*args: Any) -> Reading:
+        reading = decide(*args)
+        advised.extend([] if reading.change is None else [str(reading.change)])
+        return reading
+
+    monkeypatch.setattr(Planner, "decide", noted)
+    async with planned(runtime_config):
+        await eventually(lambda: len(advised) >= 3)
+    assert len(set(advised)) == 1
+    assert caplog.text.count("advised only") == 1
 
 
 async def test_its_probe_is_ready_while_it_plans(runtime_config: RuntimeConfig) -> None:

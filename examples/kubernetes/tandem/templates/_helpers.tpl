@@ -10,6 +10,11 @@
 {{- toJson $labels }}
 {{- end }}
 
+{{- /* Not empty where the planner sets the number of workers. */ -}}
+{{- define "tandem.counts" -}}
+{{- if and (ne .Values.planner "off") (dig "planner" "max_workers" nil .Values.config) }}yes{{ end -}}
+{{- end }}
+
 {{- define "tandem.metadata" -}}
 {name: {{ .root.Release.Name }}-{{ .group }}, labels: {{ include "tandem.labels" (pick . "root" "group") }}}
 {{- end }}
@@ -30,7 +35,7 @@ tandem_{{ join "_" $names }}_tickets
 {{- end }}
 
 {{- /* A pod template of one `tandem` process. Of it: root, group, kind, command, resources, secrets
-       (keys of Values.secrets that are mounted), worker (its values), ports, port and scheme of probes. */ -}}
+       (keys of Values.secrets that are mounted), account (of services), worker (its values), ports, port and scheme of probes. */ -}}
 {{- define "tandem.pod" -}}
 {{- $values := .root.Values }}
 {{- $worker := .worker | default dict }}
@@ -40,7 +45,8 @@ metadata:
   annotations: {tandem/config: {{ include "tandem.config" .root | sha256sum | trunc 16 | quote }}}
 spec:
   enableServiceLinks: false # their variables begin with TANDEM_, as Tandem's own do
-  automountServiceAccountToken: false
+  serviceAccountName: {{ .account | default "default" }}
+  automountServiceAccountToken: {{ not (empty .account) }}
   terminationGracePeriodSeconds: {{ add $stop $values.drainSeconds 15 }}
   imagePullSecrets: {{ toJson $values.image.pullSecrets }}
   securityContext: {runAsNonRoot: true, runAsUser: 10001, runAsGroup: 10001, fsGroup: 10001, seccompProfile: {type: RuntimeDefault}}
@@ -138,8 +144,5 @@ spec:
 {{- /* A NetworkPolicy of this name for the pods of a kind. */ -}}
 {{- define "tandem.policy" }}
 ---
-apiVersion: networking.k8s.io/v1
-kind: NetworkPolicy
-metadata: {{ include "tandem.metadata" (pick . "root" "group") }}
-spec: {podSelector: {matchLabels: {{ include "tandem.labels" (pick . "root" "kind") }}}, policyTypes: [Ingress], ingress: {{ toJson .ingress }}}
+{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {{ include "tandem.metadata" (pick . "root" "group") }}, spec: {podSelector: {matchLabels: {{ include "tandem.labels" (pick . "root" "kind") }}}, policyTypes: [Ingress], ingress: {{ toJson .ingress }}}}
 {{- end }}
