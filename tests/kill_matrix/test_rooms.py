@@ -10,7 +10,7 @@ from tandem.runtime.wire.cluster_messages import StepCosts
 from tests.kill_matrix.matrix import ROOMS
 from tests.kill_matrix.mutants import mutants
 
-MOST = {"router": 50, "schedule": 50}  # mutants, where all take long
+MOST = {"router": 40, "schedule": 40}  # mutants, where all take long
 # Others behave like the original, mostly: they take longer, or move a bound that no computed number
 # meets. In router and schedule there are more of these.
 ENOUGH = {"admission": 0.95, "landed": 0.95, "router": 0.9, "schedule": 0.9}

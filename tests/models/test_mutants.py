@@ -149,11 +149,11 @@ def test_mutants_are_served_right_or_refused(sources: list[Path], tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.filterwarnings("ignore")
-def test_a_thousand_mutants_are_served_right_or_refused_in_bounded_memory(
+def test_hundreds_of_mutants_are_served_right_or_refused_in_bounded_memory(
     sources: list[Path], tmp_path: Path
 ) -> None:
     check(sources, tmp_path / "mutant", range(48))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    num_served, num_refused = check(sources, tmp_path / "mutant", range(48, 1048))
-    assert num_served > 100 and num_refused > 300
+    num_served, num_refused = check(sources, tmp_path / "mutant", range(48, 648))
+    assert num_served > 60 and num_refused > 180
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2 << 20  # KiB
