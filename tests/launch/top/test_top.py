@@ -86,7 +86,8 @@ def top(config: RuntimeConfig, *flags: str) -> Iterator[tuple[Terminal, subproce
     process = subprocess.Popen(
         [sys.executable, "-m", "tandem.launch", "top", "--interval", "0.5", *cluster, *flags],
         stdin=theirs, stdout=theirs, stderr=theirs,
-        env={**os.environ, "TERM": "xterm"}, start_new_session=True,
+        # its size is the terminal's, not that of whoever runs tests
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "", "LINES": ""}, start_new_session=True,
     )  # fmt: skip
     try:
         yield Terminal(ours), process
