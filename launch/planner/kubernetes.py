@@ -10,13 +10,14 @@ import urllib.request
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+from tandem.config.topology import KEYS_OF_ROLES
 from tandem.runtime.errors import ConfigError, ServiceError
 from tandem.runtime.wire.cluster_messages import Instance, WorkerRole
 
-COMMANDS: dict[str, WorkerRole] = {"worker": "both", "decode": "decode", "prefill": "prefill"}
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 REQUEST_TIMEOUT_S = 10.0
 POLL_S = 2.0
@@ -81,7 +82,7 @@ class KubernetesApi:
             if error.code == 404:
                 return None
             raise ServiceError(f"Kubernetes refuses {method} {path}: {_message(error)}") from error
-        except (OSError, ValueError) as error:
+        except (OSError, HTTPException, ValueError) as error:
             raise ServiceError(f"Kubernetes does not answer {method} {path}: {error}") from error
         if not isinstance(found, dict):
             raise ServiceError(f"Kubernetes answers {method} {path} with no object")
@@ -99,14 +100,15 @@ class KubernetesExecutor:
         Raises ConfigError.
         """
         self._api, self._end_timeout_s = api, drain_timeout_s + END_MARGIN_S
-        self._roles: dict[str, WorkerRole] = {}  # of each Deployment
+        self._commands: dict[str, str] = {}  # of the workers of each Deployment
+        commands = list(KEYS_OF_ROLES.values())
         for each in deployments:
             command, _, name = each.partition("=")
-            if command not in COMMANDS or not name:
+            if command not in commands or not name:
                 raise ConfigError(
-                    f"--deployment {each}: ROLE=NAME with a role of {', '.join(COMMANDS)}"
+                    f"--deployment {each}: ROLE=NAME with a role of {', '.join(commands)}"
                 )
-            self._roles[name] = COMMANDS[command]
+            self._commands[name] = command
 
     async def start(self, role: WorkerRole, count: int) -> str:
         """Return once so many more pods are ready. Those that do not get ready are taken back.
@@ -114,7 +116,8 @@ class KubernetesExecutor:
         Pods that are not ready count, also those that an earlier planner asked for: so no bound is
         exceeded.
         """
-        name = next((name for name, of in self._roles.items() if of == role), None)
+        wanted_command = KEYS_OF_ROLES[role]
+        name = next((name for name, of in self._commands.items() if of == wanted_command), None)
         if name is None:
             raise ServiceError(f"no --deployment has workers of the role {role}")
         num_asked, num_ready, _ = await self._replicas(name)
@@ -134,7 +137,7 @@ class KubernetesExecutor:
         if pod is None:
             raise ServiceError(f"worker {worker.instance_id} runs at {worker.host}, no pod here")
         name = _deployment_of(pod)
-        if name not in self._roles:
+        if name not in self._commands:
             raise ServiceError(f"pod {worker.host} is of {name or 'no Deployment'}, not of ours")
         num_asked, _, is_rolled_out = await self._replicas(name)
         if not is_rolled_out:

@@ -255,18 +255,19 @@ async def test_a_killed_decode_worker_is_lost(cluster: Cluster, prometheus: Prom
     async def is_quiet() -> bool:  # a worker that is starved of CPU time counts as lost for a while
         return not await is_firing()
 
-    async def answering() -> str:
-        """Return a decode worker that answers, perhaps the only one; nothing if none does."""
+    busy: list[str] = []  # decode workers with answers, of which one may have all
+
+    async def is_answering() -> bool:
         pids = {w.instance.pid for w in await cluster.statuses("decode") if w.load.num_running}
-        return next((name for name, child in cluster.children.items() if child.pid in pids), "")
+        busy[:] = [name for name, child in cluster.children.items() if child.pid in pids]
+        return bool(busy)
 
     with many(cluster, 6, 20, max_tokens=500, ignore_eos=True):
         await eventually(is_quiet)
-        while not (busy := await answering()):
-            await asyncio.sleep(0.01)
-        cluster.send_signal(busy, signal.SIGKILL)
+        await eventually(is_answering)
+        cluster.send_signal(busy[0], signal.SIGKILL)
         await eventually(is_firing)
-    await cluster.end(busy)
+    await cluster.end(busy[0])
 
 
 @pytest.mark.usefixtures("load")

@@ -1,7 +1,6 @@
 """A decode step of an architecture is recorded into a graph, and has the host wait for nothing.
 
-One that is entered in a table is judged by itself. Weights are in bfloat16, in which a Hopper
-multiplies the groups of a mixture's tokens.
+Weights are in bfloat16, in which a Hopper multiplies the groups of a mixture's tokens.
 """
 
 import logging

@@ -35,7 +35,7 @@ tandem_{{ join "_" $names }}_tickets
 {{- end }}
 
 {{- /* A pod template of one `tandem` process. Of it: root, group, kind, command, resources, secrets
-       (keys of Values.secrets that are mounted), account (of services), worker (its values), ports, port and scheme of probes. */ -}}
+       (keys of Values.secrets that are mounted), account (a service account), worker (its values), ports, port and scheme of probes. */ -}}
 {{- define "tandem.pod" -}}
 {{- $values := .root.Values }}
 {{- $worker := .worker | default dict }}
