@@ -1,5 +1,6 @@
 """Tensors of a GPU that is not there: torch computes on the CPU, and every operation is noted."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -74,6 +75,20 @@ class Graph:
         self.kept: list[object] = []
 
 
+@functools.cache
+def find_operators() -> None:
+    """Make the Python object of each of torch's operators before threads look for them.
+
+    Two threads that ask for one at once both make it. The dispatcher keeps the address of the
+    one it got first, torch.ops keeps the other, and once the first is collected, the next call of
+    that operator under a mode reads freed memory.
+    """
+    for name in torch._C._dispatch_get_all_op_names():
+        namespace, _, name = name.partition("::")
+        name, _, overload = name.partition(".")
+        getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
+
+
 class Operations(TorchDispatchMode):
     """Runs torch's operations, for the threads that enter it.
 
@@ -88,6 +103,7 @@ class Operations(TorchDispatchMode):
 
     def __init__(self, order: Order, stream_of: Callable[[torch.device], Stream]) -> None:
         super().__init__()
+        find_operators()
         self.order = order
         self.stream_of = stream_of
         self.pinned: dict[int, tuple[torch.UntypedStorage, Memory]] = {}
