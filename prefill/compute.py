@@ -104,9 +104,11 @@ class PromptComputation:
             num_tokens = seq.num_given_tokens if is_last else step.num_computed_tokens
             num_layers = len(prompts.model_config.layer_groups.places)
             progress = LayerProgress(self._request_id, num_tokens, num_layers, None)
-            writer.write_ready(self._computed(seq, progress))
-            if is_last:  # after the write, which takes longer to arrive
+            if is_last:
                 writer.spawn(self._send_first_token(seq, step))
+                await asyncio.sleep(0)  # it leaves first: the client waits for it
+            writer.write_ready(self._computed(seq, progress))
+            if is_last:
                 return
 
     def _computed(self, seq: Sequence, progress: LayerProgress) -> ComputedBlocks:

@@ -38,7 +38,9 @@ from tandem.transfer.transport import BlockGrid, Event, KvMemory, Operation, Par
 T = TypeVar("T")
 Steps = Generator[None, None, None]  # yields where it would wait
 
-_POLL_BUSY_S = 20e-6  # between polls while a transfer is in flight
+# Between polls while a transfer is in flight. Each takes the GIL: at 20 us the second token came a
+# tenth later, on two cores.
+_POLL_BUSY_S = 100e-6
 _POLL_EXPECT_S = 600e-6  # while a handoff is expected but no transfer is in flight
 _POLL_IDLE_S = 0.25  # otherwise, for peers that come
 _BUSY_S = 0.005  # polls stay frequent this long after the last sign of a transfer
