@@ -1,14 +1,15 @@
 """NATS and etcd as clusters of three, each of whose members can be killed and come back."""
 
 import asyncio
+import contextlib
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from tests.services import EtcdServer, MonitoredNatsServer, Server, eventually, free_port
+from tests.services import EtcdServer, MonitoredNatsServer, eventually, free_port
 
-Member = TypeVar("Member", bound=Server)
+Member = TypeVar("Member", bound="NatsMember | EtcdMember")
 
 
 class NatsMember(MonitoredNatsServer):
@@ -22,6 +23,13 @@ class NatsMember(MonitoredNatsServer):
         own = self._routes[int(self.name)]
         joined = ("--name", self.name, "--cluster_name", "three", "--cluster", own)
         return [*super().command(store), *joined, "--routes", ",".join(self._routes)]
+
+    @property
+    def is_current(self) -> bool:
+        """True while it is up and has of every stream what the others have."""
+        with contextlib.suppress(OSError):
+            return bool(self.monitor("/healthz")["status"] == "ok")
+        return False
 
     def leader_of(self, part: str = "") -> str:
         """The leader of JetStream, or of the stream whose name has a part; empty if unknown."""
@@ -53,6 +61,13 @@ class EtcdMember(EtcdServer):
         ]
 
     @property
+    def is_current(self) -> bool:
+        """True while it is up and knows the leader."""
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/health") as response:
+            return b'"health":"true"' in response.read()
+        return False
+
+    @property
     def leads(self) -> bool:
         """True for the leader."""
         with urllib.request.urlopen(f"{self.url}/metrics") as response:
@@ -76,6 +91,19 @@ class Three(Generic[Member]):
     async def stop(self) -> None:
         for member in self.members:
             member.__exit__()
+
+    async def until_whole(self) -> None:
+        """Wait until the loss of one member leaves two that know all."""
+        await eventually(lambda: all(member.is_current for member in self.members))
+
+    @contextlib.contextmanager
+    def lost(self, member: Member, how: str) -> Iterator[None]:
+        """A member that is killed or frozen meanwhile."""
+        member.kill() if how == "killed" else member.freeze()
+        try:
+            yield
+        finally:
+            member.start() if how == "killed" else member.thaw()
 
 
 class NatsOfThree(Three[NatsMember]):

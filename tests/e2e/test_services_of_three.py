@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from tandem.runtime.errors import ServiceError
 from tests.e2e.cluster import Cluster, write_sensitive_model
-from tests.services import Server, eventually
+from tests.services import eventually
 from tests.services_of_three import EtcdOfThree, NatsOfThree
 from tests.stream_load import Record, StreamLoad, ready_load
 
@@ -54,14 +54,6 @@ async def until_more(record: Record, count: int) -> None:
     await eventually(lambda: record.num_remote >= num_remote + count)
 
 
-def lose(member: Server, how: str) -> None:
-    member.kill() if how == "killed" else member.freeze()
-
-
-def bring_back(member: Server, how: str) -> None:
-    member.start() if how == "killed" else member.thaw()
-
-
 @pytest.mark.parametrize(
     ("part", "how"), [("", "killed"), ("tickets", "killed"), ("tickets", "frozen")]
 )
@@ -69,18 +61,20 @@ async def test_a_nats_cluster_that_loses_a_leader_costs_no_answer(
     cluster: ClusterOfThrees, load: StreamLoad, part: str, how: str
 ) -> None:
     nats, what = cluster.three_nats, part or "JetStream"
+    await nats.until_whole()
     await eventually(lambda: nats.leader_of(part))
     leader = nats.leader_of(part)
     assert leader is not None
     async with load.running() as record:
         await until_more(record, 1)
-        lose(leader, how)
-        begun_s = time.perf_counter()
-        await eventually(lambda: nats.leader_of(part, lost=leader))
-        print(f"NATS, {what}, {how}: another leader after {time.perf_counter() - begun_s:.1f} s")
-        await until_more(record, 10)
-        print(f"10 remote prompts after {time.perf_counter() - begun_s:.1f} s")
-    bring_back(leader, how)
+        with nats.lost(leader, how):
+            begun_s = time.perf_counter()
+            await eventually(lambda: nats.leader_of(part, lost=leader))
+            print(
+                f"NATS, {what}, {how}: another leader after {time.perf_counter() - begun_s:.1f} s"
+            )
+            await until_more(record, 10)
+            print(f"10 remote prompts after {time.perf_counter() - begun_s:.1f} s")
     record.judge(f"NATS, leader of {what} {how}")
 
 
@@ -95,17 +89,18 @@ async def test_an_etcd_cluster_that_loses_its_leader_costs_no_answer(
             return False
         return True
 
+    etcd = cluster.three_etcd
+    await etcd.until_whole()
     async with load.running() as record:
-        await eventually(lambda: cluster.three_etcd.leader)
-        leader = cluster.three_etcd.leader
+        await eventually(lambda: etcd.leader)
+        leader = etcd.leader
         assert leader is not None
-        lose(leader, how)
-        begun_s = time.perf_counter()
-        await eventually(takes_records)
-        print(f"etcd, {how}: records are taken after {time.perf_counter() - begun_s:.1f} s")
-        await cluster.start("decode2", "decode", "--engine.max_model_len=512")
-        await cluster.registered("decode2")
-        await until_more(record, 10)
-        await cluster.end("decode2")
-    bring_back(leader, how)
+        with etcd.lost(leader, how):
+            begun_s = time.perf_counter()
+            await eventually(takes_records)
+            print(f"etcd, {how}: records are taken after {time.perf_counter() - begun_s:.1f} s")
+            await cluster.start("decode2", "decode", "--engine.max_model_len=512")
+            await cluster.registered("decode2")
+            await until_more(record, 10)
+            await cluster.end("decode2")
     record.judge(f"leader of etcd {how}")
