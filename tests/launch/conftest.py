@@ -1,6 +1,7 @@
+import gc
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import psutil
 import pytest
@@ -36,8 +37,9 @@ def wait_until_gone() -> Callable[[Sequence[int]], None]:
 @pytest.fixture
 def tandem(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: object
-) -> Tandem:
+) -> Iterator[Tandem]:
     """Runs the command in this process: (exit code, standard output, standard error)."""
+    threshold = gc.get_threshold()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
     def run(*arguments: str) -> tuple[int, str, str]:
@@ -48,7 +50,8 @@ def tandem(
         output = capsys.readouterr()
         return int(code or 0), output.out, output.err
 
-    return run
+    yield run
+    gc.set_threshold(*threshold)
 
 
 @pytest.fixture

@@ -1,3 +1,4 @@
+import gc
 import json
 import re
 import socket
@@ -37,6 +38,11 @@ def test_every_command_has_help_with_an_example(tandem: Tandem, command: list[st
     assert code == 0
     assert "Example: tandem" in output
     assert " ".join(command) in output
+
+
+def test_garbage_is_seldom_looked_for_while_a_command_imports(tandem: Tandem) -> None:
+    tandem("--version")
+    assert gc.get_threshold()[0] >= 50_000
 
 
 def test_the_version_is_that_of_the_package(tandem: Tandem) -> None:
