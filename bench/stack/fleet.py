@@ -52,6 +52,7 @@ HOW = {
     "etcd": "keys and bytes under /tandem/, and etcd's own count of watchers",
     "messages": "all of NATS a second, seen by a subscriber to everything",
     "cpu": "CPU time over time; 100 % is one core",
+    "tokens": "events of streams, which hold a token each where nobody is late",
     "connections": "established TCP connections of one frontend, under load",
     "noticed": "from kill -9 of a worker with answers until no frontend's metrics count it",
 }
@@ -193,16 +194,26 @@ async def measure(run_dir: Path, options: "Options", count: int) -> list[Figure]
     ]
 
 
+class _Counted(list[float]):
+    """The times of an answer's events, each of which counts as a token."""
+
+    def __init__(self, counts: Counter[str]) -> None:
+        super().__init__()
+        self._counts = counts
+
+    def append(self, time_s: float) -> None:
+        super().append(time_s)
+        self._counts["tokens"] += 1
+
+
 async def _ask(client: OpenAIClient, number: int, counts: Counter[str]) -> None:
-    """Ask one request after another."""
+    """Ask one request after another. Tokens count as they come: an answer may outlast a count."""
     fields = {"model": MODEL, "prompt": f"{number} " * 50, "max_tokens": TOKENS, "stream": True}
     request = PreparedRequest(msgspec.json.encode(fields), TOKENS)
     while True:
-        record = RequestRecord(number, 0.0)
+        record = RequestRecord(number, 0.0, output_times_s=_Counted(counts))
         await client.send(request, record, 0.0)
-        if record.succeeded:
-            counts["tokens"] += TOKENS
-        else:
+        if not record.succeeded:
             say(f"a request failed: {record.error}: {record.error_message}")
             counts["failed"] += 1
 
