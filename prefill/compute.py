@@ -101,12 +101,11 @@ class PromptComputation:
                 computed_s = time.perf_counter() - started_at
                 prompts.rate.observe(seq.num_given_tokens - seq.num_cached_tokens, computed_s)
                 prompts.metrics.computed(seq.num_given_tokens, seq.num_cached_tokens, num_pulled)
+                writer.spawn(self._send_first_token(seq, step))
+                await asyncio.sleep(0)  # it leaves before the write: the client waits for it
             num_tokens = seq.num_given_tokens if is_last else step.num_computed_tokens
             num_layers = len(prompts.model_config.layer_groups.places)
             progress = LayerProgress(self._request_id, num_tokens, num_layers, None)
-            if is_last:
-                writer.spawn(self._send_first_token(seq, step))
-                await asyncio.sleep(0)  # it leaves first: the client waits for it
             writer.write_ready(self._computed(seq, progress))
             if is_last:
                 return

@@ -165,16 +165,16 @@ async def measure(run_dir: Path, options: "Options", count: int) -> list[Figure]
         found["etcd watchers"] = "", await fleet.num_watchers()
         found["memory of all workers"] = "MiB", memory_mib(fleet.hosts)
         found["memory of a frontend"] = "MiB", memory_mib(fleet.frontends[:1])
-        found |= await _rates(fleet, options, "idle", Counter())
-        counts = Counter[str]()
+        found |= await _rates(fleet, options, "idle", [])
+        answers = list[RequestRecord]()
         clients = itertools.cycle([OpenAIClient(url) for url in fleet.urls])
         callers = [
-            asyncio.create_task(_ask(client, number, counts))
+            asyncio.create_task(_ask(client, number, answers))
             for number, client in zip(range(options.streams), clients, strict=False)
         ]
         try:
             await asyncio.sleep(answer_s)  # until answers end all the time
-            found |= await _rates(fleet, options, f"{options.streams} streams", counts)
+            found |= await _rates(fleet, options, f"{options.streams} streams", answers)
             tcp = psutil.Process(fleet.frontends[0].pid).net_connections("tcp")
             found["connections"] = "", sum(each.status == "ESTABLISHED" for each in tcp)
             one = await fleet.add_workers(1)
@@ -186,7 +186,7 @@ async def measure(run_dir: Path, options: "Options", count: int) -> list[Figure]
             for caller in callers:
                 caller.cancel()
             await asyncio.gather(*callers, return_exceptions=True)
-        found["failed requests"] = "", counts["failed"]
+        found["failed requests"] = "", sum(bool(answer.error) for answer in answers)
     targets = {"noticed": at_most(2.0), "failed requests": at_most(0.0)}
     return [
         Figure(f"{count}_{name}", f"{count} workers, {name}", unit, (value,), targets.get(name))
@@ -194,51 +194,48 @@ async def measure(run_dir: Path, options: "Options", count: int) -> list[Figure]
     ]
 
 
-class _Counted(list[float]):
-    """The times of an answer's events, each of which counts as a token."""
-
-    def __init__(self, counts: Counter[str]) -> None:
-        super().__init__()
-        self._counts = counts
-
-    def append(self, time_s: float) -> None:
-        super().append(time_s)
-        self._counts["tokens"] += 1
-
-
-async def _ask(client: OpenAIClient, number: int, counts: Counter[str]) -> None:
-    """Ask one request after another. Tokens count as they come: an answer may outlast a count."""
+async def _ask(client: OpenAIClient, number: int, answers: list[RequestRecord]) -> None:
+    """Ask one request after another."""
     fields = {"model": MODEL, "prompt": f"{number} " * 50, "max_tokens": TOKENS, "stream": True}
     request = PreparedRequest(msgspec.json.encode(fields), TOKENS)
     while True:
-        record = RequestRecord(number, 0.0, output_times_s=_Counted(counts))
+        record = RequestRecord(number, 0.0)
+        answers.append(record)
         await client.send(request, record, 0.0)
-        if not record.succeeded:
+        if record.error:
             say(f"a request failed: {record.error}: {record.error_message}")
-            counts["failed"] += 1
 
 
 async def _rates(
-    fleet: Fleet, options: "Options", kind: str, counts: Counter[str]
+    fleet: Fleet, options: "Options", kind: str, answers: Sequence[RequestRecord]
 ) -> dict[str, tuple[str, float]]:
-    """Return rates of `counts`, of NATS messages and of CPU time over some seconds."""
+    """Return rates of tokens, of NATS messages and of CPU time over some seconds.
+
+    Tokens count as they come: an answer may take longer than that.
+    """
+    counts = Counter[str]()
 
     async def note(message: Msg) -> None:
         counts["load reports" if ".load." in message.subject else "other messages"] += 1
 
     async with started(NatsConnection(fleet.config)) as connection:
         await connection.client.subscribe(">", cb=note)
-        before, begun_s = counts.copy(), time.perf_counter()
+        num_before, begun_s = _num_tokens(answers), time.perf_counter()
         cpu_before_s = cpu_s(fleet.hosts), cpu_s(fleet.frontends)
         await asyncio.sleep(options.seconds)
         took_s = time.perf_counter() - begun_s
         cpu_after_s = cpu_s(fleet.hosts), cpu_s(fleet.frontends)
-    rates = {name: ("/s", (counts[name] - before[name]) / took_s) for name in counts}
+        counts["tokens"] = _num_tokens(answers) - num_before
+    rates = {name: ("/s", count / took_s) for name, count in counts.items()}
     hosts, frontends = (
         100 * (then - now) / took_s for now, then in zip(cpu_before_s, cpu_after_s, strict=True)
     )
     rates |= {"CPU of all workers": ("%", hosts), "CPU of all frontends": ("%", frontends)}
-    return {f"{kind}: {name}": rate for name, rate in rates.items() if name != "failed"}
+    return {f"{kind}: {name}": rate for name, rate in rates.items()}
+
+
+def _num_tokens(answers: Sequence[RequestRecord]) -> int:
+    return sum(len(answer.output_times_s) for answer in answers)
 
 
 @dataclass(frozen=True, slots=True)
