@@ -40,7 +40,13 @@ FRONTEND_FLAGS = ("--frontend.migration_wait_s=1", "--frontend.return_wait_s=1")
 DOOMED = Path(__file__).parents[1] / "soak" / "doomed_worker.py"
 WINDOW = "10s"
 PATIENCE_S = 60.0
-EASY = {"ttft_target_ms": 3_600_000, "itl_target_ms": 3_600_000, "claim_timeout_ms": 30_000}
+LEASE_S = 2
+EASY = {
+    "ttft_target_ms": 3_600_000,
+    "itl_target_ms": 3_600_000,
+    "claim_timeout_ms": 30_000,
+    "handoff_timeout_ms": 10_000,
+}
 NUM_CLIENTS = 3
 
 
@@ -216,20 +222,34 @@ async def test_a_stopped_prefill_worker_is_silent_and_its_handoffs_fail(
 ) -> None:
     assert "TandemProcessSilent" not in await prometheus.fired()
     await cluster.set_config("disagg.claim_timeout_ms", 200)
+    await cluster.set_config("disagg.handoff_timeout_ms", LEASE_S * 1000)
     headers = {"x-tandem-prefill": "remote"}
-    with many(cluster, 12, 500, max_tokens=1, headers=headers):  # it always has one in hand
+    with many(cluster, 12, 500, max_tokens=1, headers=headers):
 
         async def is_working() -> bool:
             return any(w.details["num_jobs"] for w in await cluster.statuses("prefill"))
 
-        await eventually(is_working)
-        cluster.send_signal("prefill0", signal.SIGSTOP)
+        async def has_quarantine() -> bool:
+            workers = await cluster.statuses("decode")
+            return any(each.details["num_quarantined_blocks"] for each in workers)
+
+        async def is_stopped_in_mid_write() -> bool:  # not where it had nothing in hand just then
+            await eventually(is_working)
+            cluster.send_signal("prefill0", signal.SIGSTOP)
+            with contextlib.suppress(AssertionError):
+                await eventually(has_quarantine, 4 * LEASE_S)
+                return True
+            cluster.send_signal("prefill0", signal.SIGCONT)
+            return False
+
+        await eventually(is_stopped_in_mid_write)
         names = ("TandemProcessSilent", "TandemHandoffsFail", "TandemQuarantineStays")
         try:
             await fires(prometheus, *names)
         finally:
             cluster.send_signal("prefill0", signal.SIGCONT)
-    await cluster.set_config("disagg.claim_timeout_ms", EASY["claim_timeout_ms"])
+    for key in ("claim_timeout_ms", "handoff_timeout_ms"):
+        await cluster.set_config(f"disagg.{key}", EASY[key])
     await cluster.ready(1, 2)
 
 
