@@ -2,18 +2,35 @@
 
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import yaml
 
 from tandem.config.model import EffectiveConfig
+from tandem.launch.run.roles import SPIN_COUNT
 from tandem.launch.serve.plan import RolePlan, plan_frontend
 from tandem.launch.supervise.managed_process import ManagedProcess
+from tandem.runtime.local.fork_server import ForkServer
+
+# What a worker has imported when it serves, less what opens a transport or asks for a GPU.
+MODULES = (
+    "tandem.launch.cli.main",
+    "tandem.launch.run.roles",
+    "tandem.worker.worker",
+    "tandem.decode.worker",
+    "tandem.prefill.worker",
+    "tandem.engine.execution.model_runner",
+)
 
 
 def role_process(
-    plan: RolePlan, run_dir: Path, model: Path | None = None, model_name: str = ""
+    plan: RolePlan,
+    run_dir: Path,
+    model: Path | None = None,
+    model_name: str = "",
+    forks: ForkServer | None = None,
 ) -> ManagedProcess:
     """Return the process `tandem ROLE --config FILE`, with the file written.
 
@@ -22,7 +39,24 @@ def role_process(
     arguments: list[str] = []
     if plan.role != "frontend":
         arguments = [str(model), "--served-model-name", model_name]
-    return _process(plan, plan.role, arguments, run_dir)
+    return _process(plan, plan.role, arguments, run_dir, forks)
+
+
+def fork_server(plans: Iterable[RolePlan], run_dir: Path) -> ForkServer | None:
+    """Return what starts workers on a CPU at once, where they may share their imports.
+
+    They may not where libraries read other variables for each as they are loaded, and where they
+    should load none (emulated), or after the clock has its pace.
+    """
+    workers = [each for each in plans if each.role != "frontend"]
+    variables = [each.variables for each in workers]
+    for each in workers:
+        config = each.config.config
+        emulates = config.engine.emulate is not None or config.runtime.pace != 1
+        if each.gpus or emulates or each.variables != variables[0]:
+            return None
+    environment = {"GOMP_SPINCOUNT": str(SPIN_COUNT), **workers[0].environment(os.environ)}
+    return ForkServer(MODULES, environment, run_dir / "forks.log")
 
 
 def planner_process(config: EffectiveConfig, run_dir: Path) -> ManagedProcess:
@@ -30,7 +64,13 @@ def planner_process(config: EffectiveConfig, run_dir: Path) -> ManagedProcess:
     return _process(replace(plan_frontend(config), name="planner-0"), "planner", [], run_dir)
 
 
-def _process(plan: RolePlan, command: str, arguments: list[str], run_dir: Path) -> ManagedProcess:
+def _process(
+    plan: RolePlan,
+    command: str,
+    arguments: list[str],
+    run_dir: Path,
+    forks: ForkServer | None = None,
+) -> ManagedProcess:
     config_path = run_dir / f"{plan.name}.yaml"
     config_path.touch(mode=0o600)
     config_path.write_text(yaml.safe_dump(plan.config_sections(), sort_keys=False))
@@ -46,4 +86,5 @@ def _process(plan: RolePlan, command: str, arguments: list[str], run_dir: Path) 
         run_dir,
         placement=plan.placement,
         pass_fds=() if listen_fd is None or plan.role != "frontend" else (listen_fd,),
+        forks=forks,
     )

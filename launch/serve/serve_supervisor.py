@@ -16,13 +16,14 @@ from tandem.launch.run.options import LaunchOptions, ModelOptions
 from tandem.launch.run.roles import find_model
 from tandem.launch.serve.control import Control, Say
 from tandem.launch.serve.known import until_known
-from tandem.launch.serve.plan import RolePlan, make_plan, plan_one_more
-from tandem.launch.serve.role_process import planner_process, role_process
+from tandem.launch.serve.plan import LaunchPlan, RolePlan, make_plan, plan_one_more
+from tandem.launch.serve.role_process import fork_server, planner_process, role_process
 from tandem.launch.serve.rollout import Rollout
 from tandem.launch.supervise.managed_process import ManagedProcess
 from tandem.launch.supervise.supervisor import Supervisor, local_instance, local_pid, with_free_port
 from tandem.runtime.errors import ConfigError, NotFoundError
 from tandem.runtime.local.devices import list_gpus, num_usable_cores
+from tandem.runtime.local.fork_server import ForkServer
 from tandem.runtime.local.local_clusters import LocalCluster
 from tandem.runtime.process.http_server import listen
 from tandem.runtime.process.reporter import Reporter
@@ -86,20 +87,28 @@ class ServeSupervisor(Supervisor):
         self._listener: socket.socket | None = None  # of the frontend and its successors
         self._instances: WatchView | None = None
         self._plans: dict[ManagedProcess, RolePlan] = {}  # of the workers
+        self._forks: ForkServer | None = None  # of which workers are
         self._control = Control(
             {"rollout": self._roll_out, "start": self._start_workers, "stop": self._stop_worker}
         )
 
+    async def _startup(self) -> None:
+        plan = self._plan()
+        self._forks = fork_server(plan.roles, self._run_dir)
+        if self._forks is not None:
+            self._forks.prepare()  # meanwhile NATS and etcd start
+        await super()._startup()
+
+    def _plan(self) -> LaunchPlan:
+        return make_plan(self._topology, self._config, list_gpus(), num_usable_cores())
+
     async def _start_children(self, discovery: EtcdDiscovery) -> None:
-        plan = make_plan(self._topology, self._config, list_gpus(), num_usable_cores())
+        plan = self._plan()
         self._disagg = plan.roles[0].config.config.disagg
         self._frontend = plan.roles[-1].config.config.frontend
         for note in plan.notes:
             self._report.note(note)
-        for role in plan.roles:
-            if role.role == "frontend":
-                role = self._with_listener(role)
-            await self._start_role(role)
+        await asyncio.gather(*map(self._start_role, plan.roles))
         if self.has_planner:
             await self._start_child(planner_process(self._config, self._run_dir))
         names = ", ".join(child.name for child in self._children if child.kind in WORKER_KINDS)
@@ -123,7 +132,10 @@ class ServeSupervisor(Supervisor):
         return replace(frontend, config=frontend.config.with_settings([own]))
 
     async def _start_role(self, role: RolePlan) -> ManagedProcess:
-        child = role_process(role, self._run_dir, self._model, self._model_name)
+        forks = self._forks
+        if role.role == "frontend":
+            role, forks = self._with_listener(role), None
+        child = role_process(role, self._run_dir, self._model, self._model_name, forks)
         await self._start_child(child)
         if role.role in WORKER_KINDS:
             self._plans[child] = role
@@ -132,6 +144,8 @@ class ServeSupervisor(Supervisor):
     # ---- commands -----------------------------------------------------------------------------
 
     async def _roll_out(self, say: Say, _: str) -> str:
+        if self._forks is not None:
+            self._forks.close()  # successors run the code that is there now
         return await self._rollout(say).run()
 
     async def _start_workers(self, say: Say, argument: str) -> str:
@@ -200,6 +214,8 @@ class ServeSupervisor(Supervisor):
         if self._listener is not None:
             self._listener.close()  # the frontend has it as well, until it ends
         await super()._shutdown()
+        if self._forks is not None:
+            self._forks.close()
 
     async def _until_ready(self, view: WatchView) -> None:
         workers = {child.pid for child in self._children if child.kind in WORKER_KINDS}

@@ -1,11 +1,13 @@
 """A child of the supervisor that can be started again after it died, and how often it may be."""
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.local.child_process import ChildProcess
+from tandem.runtime.local.fork_server import ForkServer
 
 FIRST_DELAY_S = 0.5
 MAX_RESTARTS = 6  # in a row, that is without STEADY_S of life between two of them
@@ -32,6 +34,7 @@ class ManagedProcess:
     """A command that can be started again; `start` returns before the process is ready.
 
     `kind`: the role or service that it is an instance of. `placement`: its GPU or CPU, for users.
+    `forks`: what starts it at once, where it can.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class ManagedProcess:
         *,
         placement: str,
         pass_fds: Collection[int] = (),
+        forks: ForkServer | None = None,
     ) -> None:
         self.name = name  # decode-0
         self.kind = kind  # decode
@@ -53,6 +57,7 @@ class ManagedProcess:
         self._command = command
         self._environment = environment
         self._pass_fds = pass_fds
+        self._forks = forks
         self._child: ChildProcess | None = None
 
     @property
@@ -72,6 +77,9 @@ class ManagedProcess:
 
     async def start_successor(self) -> ChildProcess:
         """Start another process of this command, beside the present one."""
+        if self._forks is not None:
+            with contextlib.suppress(ServiceError):
+                return await self._forks.start(self._command, self.log_path, self._environment)
         return await ChildProcess.start(
             self._command, self.log_path, env=self._environment, pass_fds=self._pass_fds
         )

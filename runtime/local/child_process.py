@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from tandem.runtime.tasks import ends_within
 
@@ -25,6 +25,18 @@ LOG_TAIL_LINES = 20
 LINE_LIMIT_BYTES = 2**16
 
 
+class Started(Protocol):
+    """What is asked of a `subprocess.Popen`."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
+
+    def send_signal(self, sig: int, /) -> None: ...
+
+
 class ChildProcess:
     """A child in its own session, which the kernel kills when this process dies.
 
@@ -33,7 +45,7 @@ class ChildProcess:
     streams of the running event loop.
     """
 
-    def __init__(self, popen: "subprocess.Popen[bytes]", log_path: Path | None = None) -> None:
+    def __init__(self, popen: "Started", log_path: Path | None = None) -> None:
         self.pid = popen.pid
         self.log_path = log_path
         self.stdin: asyncio.StreamWriter | None = None
@@ -57,7 +69,7 @@ class ChildProcess:
     ) -> "ChildProcess":
         """Start a child whose output is appended to a file; it inherits `pass_fds`."""
         with log_path.open("ab") as log:
-            popen = _spawn(
+            popen = spawn(
                 command, stdin=DEVNULL, stdout=log, stderr=log, env=env, cwd=cwd, pass_fds=pass_fds
             )
         return cls(popen, log_path)
@@ -77,7 +89,7 @@ class ChildProcess:
 
         `limit`: the longest line that can be read from a pipe, in bytes.
         """
-        popen = _spawn(command, stdin=stdin, stdout=stdout, stderr=stderr, env=env)
+        popen = spawn(command, stdin=stdin, stdout=stdout, stderr=stderr, env=env)
         child = cls(popen)
         if popen.stdin is not None:
             child.stdin = await _writer(popen.stdin)
@@ -149,7 +161,7 @@ def describe_exit(code: int) -> str:
     return f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
 
 
-def _spawn(
+def spawn(
     command: Sequence[str],
     *,
     stdin: int | None,
@@ -159,6 +171,7 @@ def _spawn(
     cwd: Path | None = None,
     pass_fds: Collection[int] = (),
 ) -> "subprocess.Popen[bytes]":
+    """Start a command in its own session, which the kernel kills when this process dies."""
     return subprocess.Popen(
         [sys.executable, "-I", "-S", str(DEATHWATCH), str(os.getpid()), *command],
         stdin=stdin,

@@ -1,26 +1,49 @@
 """Runs a command that the kernel kills when the process that started it dies.
 
 `python deathwatch.py PARENT_PID COMMAND ...` requests SIGKILL on the parent's death and becomes the
-command. A file to run, not to import: a `preexec_fn` would do the same, but would run Python in a
-forked copy of a process that may have threads.
+command: a `preexec_fn` would do the same, but would run Python in a forked copy of a process that
+may have threads. A file to run, with nothing but the standard library.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
+from collections.abc import Iterator
 
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> None:
     parent_pid, command = int(sys.argv[1]), sys.argv[2:]
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        sys.exit(f"prctl: {os.strerror(ctypes.get_errno())}")
+    end_with(parent_pid)
+    os.execv(command[0], command)
+
+
+def end_with(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent dies. Exit if it is dead by now."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:  # the parent died before the request was in place
         sys.exit(1)
-    os.execv(command[0], command)
+
+
+@contextlib.contextmanager
+def takes_orphans() -> Iterator[None]:
+    """Be the parent of a descendant whose own parent dies while the block runs."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        _prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl: {os.strerror(code)}")
 
 
 if __name__ == "__main__":

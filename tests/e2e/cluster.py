@@ -1,11 +1,15 @@
 """A whole cluster of real processes for tests: NATS, etcd, frontend, prefill and decode workers."""
 
 import asyncio
+import atexit
 import contextlib
+import functools
 import json
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,18 +20,22 @@ import msgspec
 from pydantic import SecretStr
 
 from tandem.frontend.config import new_page_key
+from tandem.launch.serve.role_process import MODULES
 from tandem.models.paths import BUNDLED_MODEL
 from tandem.models.random_model import write_random_model
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ServiceError, TandemError
 from tandem.runtime.local.child_process import ChildProcess
+from tandem.runtime.local.fork_server import ForkServer
 from tandem.runtime.local.local_servers import LocalEtcd, LocalNats
 from tandem.runtime.plane.client import RequestClient
 from tandem.runtime.store.etcd import EtcdDiscovery
 from tandem.runtime.wire.cluster_messages import Instance, WorkerStatus
 from tests.services import free_port
 
+LAUNCH = ("-m", "tandem.launch")
+THREADS = {"OMP_NUM_THREADS": "1"}
 READY_TIMEOUT_S = 60.0
 SETTLE_TIMEOUT_S = 60.0
 
@@ -45,6 +53,16 @@ def write_sensitive_model(folder: Path, num_kv_heads: int = 2) -> Path:
         intermediate_size=128,
         tie_word_embeddings=False,
     )
+
+
+@functools.cache
+def forks() -> ForkServer:
+    """What starts workers of all clusters of this process, as `tandem serve` starts its own."""
+    folder = Path(tempfile.mkdtemp(prefix="tandem-test-"))
+    server = ForkServer(MODULES, os.environ | THREADS, folder / "forks.log")
+    atexit.register(shutil.rmtree, folder)
+    atexit.register(server.close)
+    return server
 
 
 @dataclass
@@ -96,7 +114,7 @@ class Cluster:
         self.base_url = f"http://127.0.0.1:{self.port}"
         page_key = new_page_key().get_secret_value()
         self.page_url = f"{self.base_url}/ui#key={page_key}"
-        self._environment = {"OMP_NUM_THREADS": "1", "TANDEM_FRONTEND__PAGE_KEY": page_key}
+        self._environment = {**THREADS, "TANDEM_FRONTEND__PAGE_KEY": page_key}
 
     async def __aenter__(self) -> "Cluster":
         await self.nats.start()
@@ -124,9 +142,7 @@ class Cluster:
 
     # ---- processes ----------------------------------------------------------------------------
 
-    async def start(
-        self, name: str, role: str, *flags: str, entry: Sequence[str] = ("-m", "tandem.launch")
-    ) -> None:
+    async def start(self, name: str, role: str, *flags: str, entry: Sequence[str] = LAUNCH) -> None:
         """Starts a role process called `name`, by what `entry` tells Python to run."""
         command = [sys.executable, *entry, role]
         if role == "frontend":
@@ -139,8 +155,10 @@ class Cluster:
         environment = os.environ | self._environment
         if self.token is not None:
             environment["TANDEM_RUNTIME__CLUSTER_TOKEN"] = self.token
-        child = await ChildProcess.start(command, self._run_dir / f"{name}.log", env=environment)
-        self.children[name] = child
+        log = self._run_dir / f"{name}.log"
+        shares_imports = role != "frontend" and entry == LAUNCH and "--emulate" not in flags
+        start = forks().start if shares_imports else ChildProcess.start
+        self.children[name] = await start(command, log, env=environment)
 
     async def start_all(
         self,

@@ -41,7 +41,7 @@ STOP_S = (1.0, 4.0)
 PATIENCE = ("--frontend.migration_wait_s=100", "--frontend.return_wait_s=100")
 SETTLE_TIMEOUT_S = 120.0
 NUM_MEMBERS = 5  # two frontends, three workers
-SERVICES = ("nats", "etcd")
+OTHERS = ("nats", "etcd", "forks")  # than members
 
 
 @dataclass(slots=True)
@@ -131,7 +131,7 @@ class Served:
                     try:
                         report = await read_cluster(self.effective)
                         names = self.processes().items()
-                        pids = {each.pid for name, each in names if not name.endswith(SERVICES)}
+                        pids = {each.pid for name, each in names if not name.endswith(OTHERS)}
                         if not (why := flaw(report, pids)):
                             return report
                     except TandemError as error:

@@ -244,7 +244,7 @@ def test_a_topology_answers_and_one_interrupt_drains_it_and_leaves_nothing(
     served.until("Ctrl-C stops")
     assert answer_to(next(line for line in served.lines if line.startswith("curl ")))["choices"]
     children = served.children()
-    assert len(children) == 3 + num_workers  # nats, etcd, frontend
+    assert len(children) == 4 + num_workers  # nats, etcd, frontend, what workers are forks of
     assert served.end(signal.SIGINT) == 0
     wait_until_gone(children)
     served.close()
@@ -259,7 +259,7 @@ def test_the_end_of_a_launcher_that_starts_leaves_nothing(
     served = start("--topology", "aggregated")
     served.until("loading tandem-tiny")
     children = served.children()
-    assert len(children) == 4
+    assert len(children) == 5
     assert served.end(number) == (0 if number == signal.SIGTERM else -number)
     wait_until_gone(children)
 

@@ -45,6 +45,7 @@ OWN_DECODING = {
     "frontend/responses": "a client's body, and what this frontend stored",
     "frontend/text": "a client's body, and objects of a text model, which go on to the client",
     "grammar": "a client's grammar, and the worker's own child",
+    "runtime/local/fork": "a launcher and its child, over a pair of sockets",
     "runtime/wire/sampling_defaults.py": "a file of a model folder",
     "launch/simulation/source.py": "a file of the person at the terminal",
     "launch/slurm": "private files of a deployment",

@@ -1,0 +1,127 @@
+"""Processes that start at once: forks of one that has imported their modules."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from tandem.runtime.errors import ServiceError
+from tandem.runtime.local.child_process import ChildProcess, spawn
+from tandem.runtime.local.deathwatch import takes_orphans
+from tandem.runtime.local.forked import MAX_MESSAGE_BYTES, Order
+
+ANSWER_TIMEOUT_S = 60.0  # the first comes when all is imported
+
+
+class ForkServer:
+    """Starts children as forks of a process that has imported some modules.
+
+    Those are children of this process, as those are that it starts by their commands. `close` ends
+    the other one, which runs in the environment of the constructor.
+    """
+
+    def __init__(
+        self, modules: Sequence[str], environment: Mapping[str, str], log_path: Path
+    ) -> None:
+        self._modules, self._environment, self._log_path = modules, environment, log_path
+        self._forks: _Forks | None = None
+
+    def prepare(self) -> None:
+        """Begin to import, which takes seconds. Call it in the main thread."""
+        if self._forks is None:
+            self._forks = _Forks(self._modules, self._environment, self._log_path)
+
+    async def start(
+        self, command: Sequence[str], log_path: Path, env: Mapping[str, str]
+    ) -> ChildProcess:
+        """Start a command `PYTHON ... -m MODULE ARGUMENTS`, as `ChildProcess.start` does.
+
+        What libraries read when they are loaded they have read from the constructor's environment.
+        Raise ServiceError where no fork is to be had.
+        """
+        self.prepare()
+        forks = self._forks
+        assert forks is not None
+        module, *arguments = command[command.index("-m") + 1 :]
+        order = Order(module, arguments, dict(env))
+        try:
+            with log_path.open("ab") as log:
+                pid = await asyncio.to_thread(forks.start, order, log.fileno())
+        except (OSError, msgspec.DecodeError) as error:
+            self.close()
+            raise ServiceError(f"no fork, see {self._log_path}: {error}") from error
+        return ChildProcess(_Fork(pid), log_path)
+
+    def close(self) -> None:
+        """End the process that forks; children live on, and a later one imports anew."""
+        if self._forks is not None:
+            self._forks.close()
+            self._forks = None
+
+
+class _Forks:
+    """The process that forks, and its answers, one at a time."""
+
+    def __init__(
+        self, modules: Sequence[str], environment: Mapping[str, str], log_path: Path
+    ) -> None:
+        self._lock = threading.Lock()
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection.settimeout(ANSWER_TIMEOUT_S)
+        program = ["-P", "-m", "tandem.runtime.local.forked"]
+        with theirs, log_path.open("ab") as log:
+            fd = theirs.fileno()
+            self._popen = spawn(
+                [sys.executable, *program, str(os.getpid()), str(fd), *modules],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                pass_fds=[fd],
+            )
+
+    def start(self, order: Order, log_fd: int) -> int:
+        """Return the process id of a child that has its own session. Raise OSError without one."""
+        with self._lock, takes_orphans():
+            socket.send_fds(self._connection, [msgspec.msgpack.encode(order)], [log_fd])
+            if not (answer := self._connection.recv(MAX_MESSAGE_BYTES)):
+                raise ConnectionResetError("the process that forks has ended")
+            return msgspec.msgpack.decode(answer, type=int)
+
+    def close(self) -> None:
+        self._popen.kill()
+        self._popen.wait()
+        with self._lock:  # nobody reads any more
+            self._connection.close()
+
+
+class _Fork:
+    """A child that `subprocess` does not know, with what is asked of a Popen."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        return self._waited(os.WNOHANG)
+
+    def wait(self) -> int:
+        code = self._waited(0)
+        assert code is not None
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def _waited(self, options: int) -> int | None:
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, options)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
