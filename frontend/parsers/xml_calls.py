@@ -27,7 +27,10 @@ class XmlTags(msgspec.Struct, frozen=True):
     breaks: bool = False  # a line break before and after a value is not part of it
 
 
-_PARAMETER = re.compile(r"<parameter=([^>\n]++)>")
+MAX_KEY_CHARS = 4096  # what is longer is no name
+MAX_SPACE_CHARS = 4096  # between tags; what stands further apart is no chain
+_MAX_OPEN_CHARS = MAX_KEY_CHARS + MAX_SPACE_CHARS + 64  # an argument up to its value, with tags
+_PARAMETER = re.compile(rf"<parameter=([^>\n]{{1,{MAX_KEY_CHARS}}}+)>")
 _OUTER_XML = XmlTags(
     _PARAMETER,
     "<parameter=",
@@ -50,7 +53,9 @@ _BARE_XML = XmlTags(
     breaks=True,
 )
 _ARG_KEYS = XmlTags(
-    re.compile(r"<arg_key>([^<]*+)</arg_key>\s*+<arg_value>"),
+    re.compile(
+        rf"<arg_key>([^<]{{0,{MAX_KEY_CHARS}}}+)</arg_key>\s{{0,{MAX_SPACE_CHARS}}}+<arg_value>"
+    ),
     "<arg_key>",
     {"</arg_value>": (("<arg_key>",), ("</tool_call>",))},
     ("</tool_call>",),
@@ -109,7 +114,8 @@ class XmlArguments:
         if self._is_end:
             return self._close(len(text))
         tags = (self._tags.key_begin, *self._tags.closes)
-        is_open = text.startswith(tags[0]) and not any(tag in text for tag in tags[1:])
+        is_open = text.startswith(tags[0]) and len(text) <= _MAX_OPEN_CHARS
+        is_open = is_open and not any(tag in text for tag in tags[1:])
         if is_open or any(tag.startswith(text) for tag in tags):
             return False
         next_tag = text.find("<", 1)
@@ -195,7 +201,10 @@ def _has_chain(text: str, chain: tuple[str, ...], is_end: bool) -> bool | None:
     None where more text decides.
     """
     for tag in chain:
+        num_chars = len(text)
         text = text.lstrip()
+        if num_chars - len(text) > MAX_SPACE_CHARS:
+            return False
         if not text.startswith(tag):
             if is_end:
                 return not text

@@ -134,6 +134,11 @@ def test_ids_are_as_long_as_templates_want_them() -> None:
         "[ ",
         "f<|channel|> ",
         "<function=f><parameter=f",
+        "<function=f><parameter=x>v</parameter> ",
+        "<function=f><parameter=x>v</parameter></function> ",
+        "f<arg_key>f",
+        "f<arg_key>a</arg_key> ",
+        "f<arg_key>a</arg_key><arg_value>v</arg_value> ",
     ],
 )
 def test_a_long_run_after_a_mark_is_read_in_time(name: str, run: str) -> None:

@@ -15,6 +15,7 @@ from tandem.frontend.parsers.formats import TOOL_FORMATS
 from tandem.frontend.parsers.output_format import output_format
 from tandem.frontend.parsers.pieces import Content, ToolCallDelta
 from tandem.frontend.parsers.streaming import StreamingParser
+from tandem.frontend.parsers.xml_calls import MAX_KEY_CHARS
 from tests.frontend.generation.test_call_grammar import follows
 from tests.frontend.parsers.test_streaming import joined
 
@@ -194,6 +195,19 @@ def test_any_text_of_an_argument_is_read_up_to_an_end_of_the_call(format: str, v
     assert read_value == value or value.startswith(read_value) or parser.is_in_call
     if not any(tag in value for tag in ("</parameter>", "</function>", "</arg_value>")):
         assert read_value == value and content == "after"
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("size", [1_000, 100_000])
+def test_a_name_has_a_bound_and_nothing_longer_is_held(format: str, size: int) -> None:
+    for length, known in ((MAX_KEY_CHARS, True), (MAX_KEY_CHARS + 1, False), (50_000, False)):
+        name = "n" * length
+        text = written(format, "v", name)
+        parser = StreamingParser(output_format("none", format), schemas={"f": schema_of(STRING)})
+        parts = [text[start : start + size] for start in range(0, len(text), size)]
+        pieces = [piece for part in parts for piece in parser.push(part)]
+        [(_, arguments)] = joined(pieces + parser.finish())[2]
+        assert json.loads(arguments) == ({name: "v"} if known else {})
 
 
 @pytest.mark.parametrize("format", FORMATS)

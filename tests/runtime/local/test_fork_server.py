@@ -90,7 +90,7 @@ async def test_its_end_costs_the_present_children_nothing(
     forks: ForkServer, tmp_path: Path
 ) -> None:
     elder = await sleeping(forks, tmp_path)
-    [server] = [each for each in psutil.Process().children() if "forked" in str(each.cmdline())]
+    server = next(each for each in psutil.Process().children() if "slow_import" in each.cmdline())
     server.kill()
     with pytest.raises(ServiceError, match=r"no fork, see .*forks\.log"):
         await forks.start(command("tell"), tmp_path / "log", environment())
@@ -115,6 +115,7 @@ async def test_what_cannot_be_imported_is_in_its_log_and_the_command_runs_by_its
         "sleep-0", "sleep", command("sleep"), own, tmp_path, placement="CPU", forks=forks
     )
     await process.start()
+    await eventually(lambda: "sleeps" in process.log_path.read_text())
     assert "-P" in psutil.Process(process.child.pid).cmdline()
     process.kill()
     await process.child.wait()
