@@ -148,20 +148,27 @@ async def test_a_prompt_is_computed_where_that_is_predicted_to_delay_least(
         stage._router.rng = NoTrials()
         here = worker.runtime.instance_id
 
-        async def placed_at(instance_id: str | None) -> None:
-            def is_placed() -> bool:
-                decision = stage.decide(100)
-                return (decision.instance_id if decision else None) == instance_id
-
-            await eventually(is_placed)
-            await answer_of(client, {"token_ids": [7] * 100})
-
         def asked() -> tuple[int, int]:
             return len(one.requests), len(two.requests)
 
+        async def is_placed_at(instance_id: str | None) -> bool:
+            decision = stage.decide(100)
+            if (decision.instance_id if decision else None) != instance_id:
+                return False  # a report is on its way
+            before = asked()
+            await answer_of(client, {"token_ids": [7] * 100})
+            places = (first.runtime.instance_id, second.runtime.instance_id)
+            grown = tuple(now - then for now, then in zip(asked(), before, strict=True))
+            # one whose heartbeats are late on a busy machine is left out for a while
+            return grown == tuple(int(place == instance_id) for place in places)
+
+        async def placed_at(instance_id: str) -> None:
+            await eventually(lambda: is_placed_at(instance_id))
+
         await eventually(lambda: len(stage._client.instance_ids()) == 2)
-        await placed_at(None)  # no costs: in turn
-        await placed_at(None)
+        for _ in range(2):  # no costs: in turn
+            assert stage.decide(100) is None
+            await answer_of(client, {"token_ids": [7] * 100})
         assert asked() == (1, 1)
         decode.report(0.01)  # none of the prefill engines' costs is known
         await placed_at(here)
@@ -170,14 +177,11 @@ async def test_a_prompt_is_computed_where_that_is_predicted_to_delay_least(
         two.report(0.001)
         await placed_at(second.runtime.instance_id)
         await placed_at(second.runtime.instance_id)
-        assert asked() == (1, 3)
         assert extract_prefill_result(decode.requests[-1]) is not None
         two.report(0.001, num_waiting_tokens=2000)
         await placed_at(first.runtime.instance_id)
-        assert asked() == (2, 3)
         decode.report(0.0005)
         await placed_at(here)
-        assert asked() == (2, 3)
         decision = stage.decide(100)
         assert decision is not None and decision.reason.startswith("first token in 51.0 ms")
 
