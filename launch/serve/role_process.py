@@ -36,9 +36,11 @@ def role_process(
 
     Workers need a model's folder and served name, a frontend needs neither.
     """
-    arguments: list[str] = []
-    if plan.role != "frontend":
-        arguments = [str(model), "--served-model-name", model_name]
+    if plan.role == "frontend":
+        return _process(plan, plan.role, [], run_dir)
+    if forks is not None and not _can_be_fork(plan, forks):
+        forks = None
+    arguments = [str(model), "--served-model-name", model_name]
     return _process(plan, plan.role, arguments, run_dir, forks)
 
 
@@ -49,14 +51,15 @@ def fork_server(plans: Iterable[RolePlan], run_dir: Path) -> ForkServer | None:
     should load none (emulated), or after the clock has its pace.
     """
     workers = [each for each in plans if each.role != "frontend"]
-    variables = [each.variables for each in workers]
-    for each in workers:
-        config = each.config.config
-        emulates = config.engine.emulate is not None or config.runtime.pace != 1
-        if each.gpus or emulates or each.variables != variables[0]:
-            return None
     environment = {"GOMP_SPINCOUNT": str(SPIN_COUNT), **workers[0].environment(os.environ)}
-    return ForkServer(MODULES, environment, run_dir / "forks.log")
+    forks = ForkServer(MODULES, environment, run_dir / "forks.log")
+    return forks if all(_can_be_fork(each, forks) for each in workers) else None
+
+
+def _can_be_fork(plan: RolePlan, forks: ForkServer) -> bool:
+    config = plan.config.config
+    computes = config.engine.emulate is None and config.runtime.pace == 1
+    return not plan.gpus and computes and plan.variables.items() <= forks.environment.items()
 
 
 def planner_process(config: EffectiveConfig, run_dir: Path) -> ManagedProcess:

@@ -132,10 +132,9 @@ class ServeSupervisor(Supervisor):
         return replace(frontend, config=frontend.config.with_settings([own]))
 
     async def _start_role(self, role: RolePlan) -> ManagedProcess:
-        forks = self._forks
         if role.role == "frontend":
-            role, forks = self._with_listener(role), None
-        child = role_process(role, self._run_dir, self._model, self._model_name, forks)
+            role = self._with_listener(role)
+        child = role_process(role, self._run_dir, self._model, self._model_name, self._forks)
         await self._start_child(child)
         if role.role in WORKER_KINDS:
             self._plans[child] = role

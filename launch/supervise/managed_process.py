@@ -57,7 +57,7 @@ class ManagedProcess:
         self._command = command
         self._environment = environment
         self._pass_fds = pass_fds
-        self._forks = forks
+        self.forks = forks
         self._child: ChildProcess | None = None
 
     @property
@@ -77,9 +77,9 @@ class ManagedProcess:
 
     async def start_successor(self) -> ChildProcess:
         """Start another process of this command, beside the present one."""
-        if self._forks is not None:
+        if self.forks is not None:
             with contextlib.suppress(ServiceError):
-                return await self._forks.start(self._command, self.log_path, self._environment)
+                return await self.forks.start(self._command, self.log_path, self._environment)
         return await ChildProcess.start(
             self._command, self.log_path, env=self._environment, pass_fds=self._pass_fds
         )

@@ -45,7 +45,7 @@ class ChildProcess:
     streams of the running event loop.
     """
 
-    def __init__(self, popen: "Started", log_path: Path | None = None) -> None:
+    def __init__(self, popen: Started, log_path: Path | None = None) -> None:
         self.pid = popen.pid
         self.log_path = log_path
         self.stdin: asyncio.StreamWriter | None = None

@@ -5,15 +5,12 @@ command: a `preexec_fn` would do the same, but would run Python in a forked copy
 may have threads. A file to run, with nothing but the standard library.
 """
 
-import contextlib
 import ctypes
 import os
 import signal
 import sys
-from collections.abc import Iterator
 
 PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> None:
@@ -24,22 +21,13 @@ def main() -> None:
 
 def end_with(parent_pid: int) -> None:
     """Have the kernel kill this process when its parent dies. Exit if it is dead by now."""
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:  # the parent died before the request was in place
         sys.exit(1)
 
 
-@contextlib.contextmanager
-def takes_orphans() -> Iterator[None]:
-    """Be the parent of a descendant whose own parent dies while the block runs."""
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    try:
-        yield
-    finally:
-        _prctl(PR_SET_CHILD_SUBREAPER, 0)
-
-
-def _prctl(option: int, value: int) -> None:
+def prctl(option: int, value: int) -> None:
+    """Set an attribute of this process. Raise OSError where the kernel refuses."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, value, 0, 0, 0) != 0:
         code = ctypes.get_errno()

@@ -1,21 +1,23 @@
 """Processes that start at once: forks of one that has imported their modules."""
 
 import asyncio
+import contextlib
 import os
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.local.child_process import ChildProcess, spawn
-from tandem.runtime.local.deathwatch import takes_orphans
+from tandem.runtime.local.deathwatch import prctl
 from tandem.runtime.local.forked import MAX_MESSAGE_BYTES, Order
 
+PR_SET_CHILD_SUBREAPER = 36
 ANSWER_TIMEOUT_S = 60.0  # the first comes when all is imported
 
 
@@ -29,13 +31,14 @@ class ForkServer:
     def __init__(
         self, modules: Sequence[str], environment: Mapping[str, str], log_path: Path
     ) -> None:
-        self._modules, self._environment, self._log_path = modules, environment, log_path
+        self.environment = environment
+        self._modules, self._log_path = modules, log_path
         self._forks: _Forks | None = None
 
     def prepare(self) -> None:
         """Begin to import, which takes seconds. Call it in the main thread."""
         if self._forks is None:
-            self._forks = _Forks(self._modules, self._environment, self._log_path)
+            self._forks = _Forks(self._modules, self.environment, self._log_path)
 
     async def start(
         self, command: Sequence[str], log_path: Path, env: Mapping[str, str]
@@ -51,8 +54,7 @@ class ForkServer:
         module, *arguments = command[command.index("-m") + 1 :]
         order = Order(module, arguments, dict(env))
         try:
-            with log_path.open("ab") as log:
-                pid = await asyncio.to_thread(forks.start, order, log.fileno())
+            pid = await asyncio.to_thread(forks.start, order, log_path)
         except (OSError, msgspec.DecodeError) as error:
             self.close()
             raise ServiceError(f"no fork, see {self._log_path}: {error}") from error
@@ -86,10 +88,10 @@ class _Forks:
                 pass_fds=[fd],
             )
 
-    def start(self, order: Order, log_fd: int) -> int:
+    def start(self, order: Order, log_path: Path) -> int:
         """Return the process id of a child that has its own session. Raise OSError without one."""
-        with self._lock, takes_orphans():
-            socket.send_fds(self._connection, [msgspec.msgpack.encode(order)], [log_fd])
+        with self._lock, _adopting_orphans(), log_path.open("ab") as log:
+            socket.send_fds(self._connection, [msgspec.msgpack.encode(order)], [log.fileno()])
             if not (answer := self._connection.recv(MAX_MESSAGE_BYTES)):
                 raise ConnectionResetError("the process that forks has ended")
             return msgspec.msgpack.decode(answer, type=int)
@@ -99,6 +101,16 @@ class _Forks:
         self._popen.wait()
         with self._lock:  # nobody reads any more
             self._connection.close()
+
+
+@contextlib.contextmanager
+def _adopting_orphans() -> Iterator[None]:
+    """Become the parent of descendants whose own parent dies while the block runs."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        prctl(PR_SET_CHILD_SUBREAPER, 0)
 
 
 class _Fork:

@@ -6,6 +6,7 @@ from pydantic import SecretStr
 from tandem.config.model import load_config
 from tandem.config.topology import load_topology, parse_topology
 from tandem.launch.serve.plan import LaunchPlan, RolePlan, make_plan, plan_one_more
+from tandem.launch.serve.role_process import fork_server, role_process
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.local.devices import GpuInfo
 from tandem.runtime.wire.cluster_messages import Role
@@ -64,6 +65,38 @@ def test_workers_that_share_a_gpu_share_its_memory_and_it_is_said() -> None:
     fractions = [role.config.config.engine.kv_memory_fraction for role in plan.roles[:2]]
     assert fractions == [0.425, 0.425]
     assert any("2 workers share 1 GPU" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "flags", "are_forks"),
+    [
+        (0, [], True),
+        (2, ["--engine.device=cpu"], True),
+        (2, [], False),
+        (0, ["--engine.emulate=h100/llama-3.1-8b"], False),
+        (0, ["--runtime.pace=2"], False),
+    ],
+)
+def test_workers_that_compute_on_a_cpu_are_forks(
+    tmp_path: Path, num_gpus: int, flags: list[str], are_forks: bool
+) -> None:
+    plan = plan_for("disagg-1p1d", num_gpus=num_gpus, num_cores=16, flags=flags)
+    forks = fork_server(plan.roles, tmp_path)
+    assert (forks is not None) == are_forks
+    if forks is not None:
+        assert forks.environment["OMP_NUM_THREADS"] == "8"
+        assert int(forks.environment["GOMP_SPINCOUNT"]) > 0
+
+
+def test_workers_of_other_threads_load_their_libraries_themselves(tmp_path: Path) -> None:
+    [one, _, frontend] = plan_for("disagg-1p1d", num_cores=8).roles
+    [other, *_] = plan_for("disagg-1p1d", num_cores=4).roles
+    forks = fork_server([one, frontend], tmp_path)
+    assert forks is not None
+    assert fork_server([one, other, frontend], tmp_path) is None
+    assert role_process(one, tmp_path, forks=forks).forks is forks
+    assert role_process(other, tmp_path, forks=forks).forks is None
+    assert role_process(frontend, tmp_path, forks=forks).forks is None
 
 
 def test_a_config_that_says_cpu_uses_no_gpu() -> None:
