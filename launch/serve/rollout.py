@@ -128,7 +128,7 @@ class Rollout:
 
         await self._instances.wait_for(lambda _: components <= set(found()), self._start_timeout_s)
         async with asyncio.timeout(self._start_timeout_s):
-            await until_known(self._runtime, self._local())
+            await until_known(self._runtime, self._local)
         if (decode := found().get("decode")) is not None:
             client = RequestClient(self._runtime, new_id())
             try:

@@ -30,6 +30,7 @@ from tandem.runtime.process.reporter import Reporter
 from tandem.runtime.store.discovery import WatchView, instances_prefix
 from tandem.runtime.store.etcd import EtcdDiscovery
 from tandem.runtime.store.progress_report import ProgressReport, watch_progress
+from tandem.runtime.wire.cluster_messages import Instance
 
 WORKERS_ON_A_CPU = 2
 WORKER_KINDS = ("worker", "decode", "prefill")
@@ -222,8 +223,11 @@ class ServeSupervisor(Supervisor):
             lambda items: workers <= {local_pid(value) for value in items.values()},
             self._options.start_timeout_s,
         )
-        local = (local_instance(value) for value in view.items.values())
-        own = [instance for instance in local if instance and instance.pid in workers]
+
+        def own() -> list[Instance]:
+            local = (local_instance(value) for value in view.items.values())
+            return [instance for instance in local if instance and instance.pid in workers]
+
         await until_known(self._config.config.runtime, own)
         await self._until_answers("/health")
 

@@ -42,12 +42,28 @@ def instance(component: str, address: str = "127.0.0.1:1") -> Instance:
     return Instance("test", component, "jobs", component, address, "epoch")
 
 
+async def test_members_that_die_meanwhile_are_not_waited_for() -> None:
+    decode = Decode({"num_prefill_instances": 1})
+    await decode.start()
+    dead = [instance("decode"), instance("prefill")]
+    members = [decode.instance, instance("prefill"), *dead]
+    known = asyncio.create_task(until_known(CONFIG, lambda: members))
+    await decode.asked(2)
+    assert not known.done()
+    members.remove(dead[0])
+    await decode.asked(decode.num_asked + 2)
+    assert not known.done(), "it counts a prefill worker that the other knows to be dead"
+    members.remove(dead[1])
+    await known
+    await decode.server.stop()
+
+
 async def test_decode_workers_are_asked_until_they_know_every_prefill_worker() -> None:
     late, early = Decode({"num_prefill_instances": 0}), Decode({"num_prefill_instances": 2})
     await late.start()
     await early.start()
     members = [instance("prefill"), late.instance, early.instance, instance("prefill")]
-    known = asyncio.create_task(until_known(CONFIG, members))
+    known = asyncio.create_task(until_known(CONFIG, lambda: members))
     for num_known in (0, 1):
         late.details["num_prefill_instances"] = num_known
         await late.asked(late.num_asked + 2)
@@ -63,7 +79,7 @@ async def test_a_worker_that_does_not_answer_is_asked_again() -> None:
     decode = Decode({"num_prefill_instances": 1})
     await decode.start()
     decode.server.unregister("status")
-    known = asyncio.create_task(until_known(CONFIG, [decode.instance, instance("prefill")]))
+    known = asyncio.create_task(until_known(CONFIG, lambda: [decode.instance, instance("prefill")]))
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.3):
             await asyncio.shield(known)
@@ -75,6 +91,6 @@ async def test_a_worker_that_does_not_answer_is_asked_again() -> None:
 async def test_a_worker_that_no_longer_decodes_is_not_waited_for() -> None:
     decode = Decode()
     await decode.start()
-    await until_known(CONFIG, [decode.instance, instance("prefill")])
+    await until_known(CONFIG, lambda: [decode.instance, instance("prefill")])
     assert decode.num_asked
     await decode.server.stop()
