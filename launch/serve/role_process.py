@@ -45,10 +45,10 @@ def role_process(
 
 
 def fork_server(plans: Iterable[RolePlan], run_dir: Path) -> ForkServer | None:
-    """Return what starts workers on a CPU at once, where they may share their imports.
+    """Return a fork server for workers on a CPU; None where they cannot share their imports.
 
-    They may not where libraries read other variables for each as they are loaded, and where they
-    should load none (emulated), or after the clock has its pace.
+    Libraries read the number of threads as they are loaded, so it must be one for all. Emulated
+    workers load no PyTorch, and a paced clock must be set before any import.
     """
     workers = [each for each in plans if each.role != "frontend"]
     environment = {"GOMP_SPINCOUNT": str(SPIN_COUNT), **workers[0].environment(os.environ)}

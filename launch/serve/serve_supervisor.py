@@ -88,7 +88,7 @@ class ServeSupervisor(Supervisor):
         self._listener: socket.socket | None = None  # of the frontend and its successors
         self._instances: WatchView | None = None
         self._plans: dict[ManagedProcess, RolePlan] = {}  # of the workers
-        self._forks: ForkServer | None = None  # of which workers are
+        self._forks: ForkServer | None = None  # where workers are forks
         self._control = Control(
             {"rollout": self._roll_out, "start": self._start_workers, "stop": self._stop_worker}
         )

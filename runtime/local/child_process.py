@@ -26,7 +26,7 @@ LINE_LIMIT_BYTES = 2**16
 
 
 class Started(Protocol):
-    """What is asked of a `subprocess.Popen`."""
+    """The part of `subprocess.Popen` that a ChildProcess uses."""
 
     pid: int
 

@@ -22,10 +22,10 @@ ANSWER_TIMEOUT_S = 60.0  # the first comes when all is imported
 
 
 class ForkServer:
-    """Starts children as forks of a process that has imported some modules.
+    """Starts children as forks of a helper process that has imported some modules.
 
-    Those are children of this process, as those are that it starts by their commands. `close` ends
-    the other one, which runs in the environment of the constructor.
+    They become children of this process, like those that it starts by their commands. The helper
+    runs in the environment that is given here, and `close` ends it.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class ForkServer:
         self._forks: _Forks | None = None
 
     def prepare(self) -> None:
-        """Begin to import, which takes seconds. Call it in the main thread."""
+        """Start the helper, whose imports take seconds. Call it in the main thread."""
         if self._forks is None:
             self._forks = _Forks(self._modules, self.environment, self._log_path)
 
@@ -61,7 +61,7 @@ class ForkServer:
         return ChildProcess(_Fork(pid), log_path)
 
     def close(self) -> None:
-        """End the process that forks; children live on, and a later one imports anew."""
+        """End the helper. Children live on, and the next start begins with a new helper."""
         if self._forks is not None:
             self._forks.close()
             self._forks = None
@@ -114,7 +114,7 @@ def _adopting_orphans() -> Iterator[None]:
 
 
 class _Fork:
-    """A child that `subprocess` does not know, with what is asked of a Popen."""
+    """A child that `subprocess` does not know, with the methods of a Popen that are needed."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

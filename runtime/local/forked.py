@@ -1,8 +1,8 @@
 """A process that has imported what roles need, and forks one for each order: it starts at once.
 
 `python -m tandem.runtime.local.forked OWNER_PID SOCKET_FD MODULE ...` is started by `ForkServer`.
-It has one thread and opens nothing, so that a fork is a fresh process: modules that load UCX or ask
-for a GPU are none to be named here.
+It has one thread and opens nothing, so that a fork is like a new process: a module that loads UCX
+or asks for a GPU must not be named.
 """
 
 import gc
@@ -17,7 +17,6 @@ import msgspec
 from tandem.runtime.local.deathwatch import end_with
 
 MAX_MESSAGE_BYTES = 2**17  # what a socket of packets takes under Linux's defaults
-_GC_THRESHOLD = 100_000  # as the commands have it while they import
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -30,10 +29,11 @@ class Order(msgspec.Struct, frozen=True):
 
 def main() -> None:
     owner_pid, connection = int(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))
-    gc.set_threshold(_GC_THRESHOLD)
+    gc.disable()
     for module in sys.argv[3:]:
         importlib.import_module(module)
-    gc.freeze()  # their objects are never looked at again: their pages stay shared
+    gc.freeze()  # their objects are never looked at: their pages stay shared
+    gc.enable()
     order = _serve(connection, owner_pid)
     if order is not None:
         sys.argv = [order.module, *order.arguments]

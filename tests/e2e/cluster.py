@@ -57,7 +57,7 @@ def write_sensitive_model(folder: Path, num_kv_heads: int = 2) -> Path:
 
 @functools.cache
 def forks() -> ForkServer:
-    """What starts workers of all clusters of this process, as `tandem serve` starts its own."""
+    """Return the fork server of this test process: each cluster starts its workers with it."""
     folder = Path(tempfile.mkdtemp(prefix="tandem-test-"))
     server = ForkServer(MODULES, os.environ | THREADS, folder / "forks.log")
     atexit.register(shutil.rmtree, folder)
