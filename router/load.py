@@ -12,7 +12,7 @@ RATE_S = 10.0  # in which the rate of prompts forgets most of what was before
 
 
 class Shared(Struct, gc=False):
-    """Workers that take tickets too: their number, their answers, and the rate of their prompts."""
+    """Workers that take tickets too: their number, running answers, and rate of prompts."""
 
     num_workers: int = 0
     num_answers: int = 0
@@ -132,10 +132,10 @@ class InstanceLoad:
         """
         if not self.takes_tickets or self.costs is None:
             return _NOT_SHARED
-        num_answers = self.num_answers
-        context = num_answers * self.context
+        num_decodes = self.num_decodes
+        context = num_decodes * self.context
         rated = self.rated
-        return Shared(1, num_answers, context, rated.rate, rated.whole_rate, rated.rated_at_s)
+        return Shared(1, num_decodes, context, rated.rate, rated.whole_rate, rated.rated_at_s)
 
     @property
     def max_context(self) -> int:

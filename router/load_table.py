@@ -132,7 +132,10 @@ class LoadTable:
         return self._first[_TTFT_TARGET] if self._have_targets else None
 
     def sharing(self) -> tuple[Floats, Floats, Shared] | None:
-        """Return which candidates take tickets too, 1 or 0, the answers of these, and their sum.
+        """Return which candidates take tickets too, 1 or 0, all answers of each, and the sum.
+
+        The sum is of running answers: those that wait are no reason for more workers to hold some,
+        which would leave fewer for the prompts that they wait for.
 
         None where no candidate does.
         """
@@ -182,5 +185,5 @@ def _columns_of(load: InstanceLoad) -> tuple[float, ...]:
         load.num_fillable(),
         load.num_in_time(),
         load.shared.num_workers,
-        load.shared.num_answers,
+        load.num_answers,
     )

@@ -261,7 +261,7 @@ def num_holding(
     """Return how many workers should hold the answers, if the others compute prompts; or all.
 
     `prompt_rate` is in seconds of computing, a second, of all workers, `whole_rate` the same had
-    no prompt a cached prefix, and `num_answers` with `context` tokens in all run there or will; a
+    no prompt a cached prefix, and `num_answers` with `context` tokens in all run there; a
     worker has room for `max_context` and for `max_num_seqs` answers, 0 where that is not known.
 
     Spread over all workers, answers and prompts share each worker's time. With a target of the time

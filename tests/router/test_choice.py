@@ -552,7 +552,7 @@ def test_the_sum_of_workers_that_take_tickets_is_that_of_each() -> None:
             _, num_answers, total = sharing
             assert total.num_workers == sum(each.num_workers for each in shares)
             assert total.num_answers == sum(each.num_answers for each in shares)
-            assert num_answers.tolist() == [each.num_answers for each in shares]
+            assert num_answers.tolist() == [table.add(name).num_answers for name in names]
             assert total.context == pytest.approx(sum(each.context for each in shares))
             assert total.rates_at(now) == pytest.approx(
                 [sum(rates) for rates in zip(*(each.rates_at(now) for each in shares), strict=True)]

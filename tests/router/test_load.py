@@ -107,13 +107,13 @@ def test_workers_that_take_tickets_are_summed_and_taken_out_again() -> None:
     load, total = reported(), Shared()
     load.rate_prompt(1000, 0, now_s=3.0)
     part = load.sharing()
-    assert (part.num_workers, part.num_answers, part.context) == (1, 8, 800.0)
+    assert (part.num_workers, part.num_answers, part.context) == (1, 4, 400.0)
     for _ in range(2):
         total.replace(Shared(), part)
-    assert (total.num_workers, total.num_answers, total.context) == (2, 16, 1600.0)
+    assert (total.num_workers, total.num_answers, total.context) == (2, 8, 800.0)
     assert total.rates_at(3.0) == pytest.approx([2 * rate for rate in part.rates_at(3.0)])
     total.replace(part, Shared())
-    assert (total.num_workers, total.num_answers, total.context) == (1, 8, 800.0)
+    assert (total.num_workers, total.num_answers, total.context) == (1, 4, 400.0)
     assert total.rates_at(3.0) == pytest.approx(part.rates_at(3.0))
 
 
@@ -171,7 +171,7 @@ def test_a_table_grows_and_gives_rows_again() -> None:
     assert list(table.fit(40)) == [True] * 11 and list(table.fit(41)) == [True] + [False] * 10
     shared = table.sharing()
     assert shared is not None and shared[2].num_workers == 10
-    assert list(shared[0]) == [0, *[1] * 10] and list(shared[1]) == [0, *[8] * 10]
+    assert list(shared[0]) == [0, *[1] * 10] and list(shared[1]) == [3, *[8] * 10]
 
 
 def test_an_instance_borrows_the_costs_of_the_median_until_it_has_its_own() -> None:
