@@ -91,6 +91,7 @@ def shared_folder() -> Iterator[Path]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_user_without_a_home_can_do_everything(shared_folder: Path) -> None:
     needs_setpriv()
     stranger = Stranger(shared_folder)
