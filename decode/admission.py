@@ -52,22 +52,28 @@ def decide(
     placement: PrefillPlace | None = None,
     prompt_logprobs: bool = False,
     drawn: float = 1.0,
+    waited_ms: float = 0.0,
 ) -> Decision:
     """Return the place for a prompt of `num_uncached_tokens` tokens that must be computed.
+
+    The time that it has waited so far counts against the target of its first token.
 
     Places that cannot work are excluded first; then the request's `placement` counts, then the
     policy. Log probabilities of a prompt exist where it is computed, and no message of a handoff
     carries them. `drawn`, from 0 to 1 by chance, lets a small share of prompts try the place that
     seems worse.
     """
-    local = None
+    local, left = None, config
+    if waited_ms and config.ttft_target_ms is not None:
+        left_ms = max(0.0, config.ttft_target_ms - waited_ms)
+        left = config.model_copy(update={"ttft_target_ms": left_ms})
     if side.here is not None:
         local = predict(side.here, num_uncached_tokens, num_cached_tokens)
     if prompt_logprobs:
         decision = Decision("local", PlacementCause.PROMPT_LOGPROBS)
     else:
         decision = _decide(
-            config, num_uncached_tokens, num_cached_tokens, side, placement, local, drawn
+            left, num_uncached_tokens, num_cached_tokens, side, placement, local, drawn
         )
     return replace(
         decision,
@@ -78,10 +84,9 @@ def decide(
     )
 
 
-def without_room(decision: Decision, has_row: bool) -> Decision:
+def without_room(decision: Decision) -> Decision:
     """Return the decision for a prompt that should go away and whose blocks cannot be reserved."""
-    cause = PlacementCause.NO_BLOCKS if has_row else PlacementCause.NO_ROWS
-    return replace(decision, place="local", cause=cause)
+    return replace(decision, place="local", cause=PlacementCause.NO_BLOCKS)
 
 
 def given_up(detail: str) -> Decision:
@@ -99,16 +104,18 @@ def decide_again(
 ) -> Decision:
     """Return the place, as of now, for the prompt of a ticket that no worker has claimed in time.
 
-    `side` counts the ticket itself. The time that it has waited counts against the target of its
-    first token.
+    `side` counts the ticket itself. `waited_ms` as for `decide`.
     """
-    if config.ttft_target_ms is not None:
-        left_ms = max(0.0, config.ttft_target_ms - waited_ms)
-        config = config.model_copy(update={"ttft_target_ms": left_ms})
     without_it = dataclasses.replace(
         side, num_ticket_tokens=max(0, side.num_ticket_tokens - num_uncached_tokens)
     )
-    return decide(config, num_uncached_tokens, without_it, num_cached_tokens=num_cached_tokens)
+    return decide(
+        config,
+        num_uncached_tokens,
+        without_it,
+        num_cached_tokens=num_cached_tokens,
+        waited_ms=waited_ms,
+    )
 
 
 def with_targets(config: DisaggConfig, targets: Targets | None) -> DisaggConfig:

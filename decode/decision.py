@@ -25,7 +25,6 @@ class PlacementCause(StrEnum):
     SLOWER = "slower"
     TARGET = "target"
     NO_BLOCKS = "no_blocks"
-    NO_ROWS = "no_rows"
     SILENT = "silent"
     TRIED = "tried"
     FALLBACK = "fallback"  # a remote prefill was given up
@@ -48,7 +47,6 @@ _REASONS = {
     PlacementCause.TARGET: "only {0.place} keeps the targets: first token in {0.local_ms:.1f} ms "
     "local, {0.remote_ms:.1f} remote",
     PlacementCause.NO_BLOCKS: "too few free blocks to reserve now",
-    PlacementCause.NO_ROWS: "all batch rows are taken now",
     PlacementCause.SILENT: "no prefill worker has reported its load lately",
     PlacementCause.TRIED: "tried, since costs that were learned may be old: first token in "
     "{0.local_ms:.1f} ms local, {0.remote_ms:.1f} remote",

@@ -84,7 +84,7 @@ class PrefillView:
         side.num_queued_jobs = max(depth.num_jobs, self.num_reserved - self.num_taken)
         num_unclaimed_tokens = self._num_reserved_tokens - self._num_taken_tokens
         side.num_ticket_tokens = max(depth.num_tokens, num_unclaimed_tokens)
-        side.here = _place_here(engine.backlog(), num_following_tokens)
+        side.here = place_here(engine.backlog(), num_following_tokens)
         side.others = ()
         if helpers:
             just_come = self._own_prompts.just_come(seq.request_id)
@@ -93,7 +93,7 @@ class PrefillView:
 
     def leaves_tickets(self, load: LoadStats) -> bool:
         """Return True if another worker should take the tickets, with `load` on this one."""
-        here = _place_here(load)
+        here = place_here(load)
         others = self._other_places(self._helpers(), REPORT_LIFETIME_S, here)
         return here is not None and leaves_tickets(here, others)
 
@@ -187,7 +187,7 @@ def _borrowing(here: PlaceLoad, instance_id: str, report: LoadReport | None) -> 
     return place
 
 
-def _place_here(load: Backlog, num_following_tokens: int = 0) -> PlaceLoad | None:
+def place_here(load: Backlog, num_following_tokens: int = 0) -> PlaceLoad | None:
     if load.costs is None:
         return None
     return PlaceLoad(

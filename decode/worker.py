@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import random
+from functools import partial
 
 from tandem.decode.admission import (
     decide,
@@ -205,15 +206,23 @@ class DecodeRole:
             self._worker.own_prompts.discard(request_id)
             self._finished(active)
 
-    def _place(self, engine: Engine, active: ActiveRequest) -> None:
-        """Decide, then queue the sequence or reserve its blocks. On the engine thread."""
+    def _place(self, engine: Engine, active: ActiveRequest) -> bool:
+        """Decide, then queue the sequence or reserve its blocks. On the engine thread.
+
+        False while it has no batch row here, or should go away and has no blocks: it waits in the
+        queue, and is decided about when it has them.
+        """
         seq = active.seq
         self._unplaced.pop(seq.request_id, None)
         if active.done.done():
-            return
+            return True
         config = self.thresholds.current
         engine.aim(config.itl_target_ms, config.ttft_target_ms)
+        scheduler, is_queued = engine.scheduler, seq.on_room is not None
         try:
+            if not (is_queued or scheduler.has_room):
+                self._wait_for_room(engine, active)
+                return False
             num_cached = engine.prefix_hit(seq)
             num_uncached = seq.num_tokens - num_cached
             num_following = sum(list(self._unplaced.values()))
@@ -226,6 +235,7 @@ class DecodeRole:
                 placement=active.request.prefill_place,
                 prompt_logprobs=seq.prompt_scores is not None,
                 drawn=self._rng.random(),
+                waited_ms=active.timeline.elapsed_s() * 1e3 if is_queued else 0.0,
             )
             if decision.place == "remote":
                 reservation = engine.reserve(seq)
@@ -233,12 +243,22 @@ class DecodeRole:
                     active.place(decision)
                     self.prefill_view.reserved(num_uncached)
                     self._aio.call_soon_threadsafe(self.tickets.start, active, reservation)
-                    return
-                decision = without_room(decision, engine.scheduler.has_row)
+                    return True
+                if scheduler.returns_blocks:
+                    if not is_queued:
+                        self._wait_for_room(engine, active)
+                    return False
+                decision = without_room(decision)
             active.place(decision, decision.places[0].shared_s if decision.places else 0.0)
-            engine.add(seq)
+            if not is_queued:
+                engine.add(seq)
         except TandemError as error:
             self._aio.call_soon_threadsafe(active.fail, error)
+        return True
+
+    def _wait_for_room(self, engine: Engine, active: ActiveRequest) -> None:
+        active.seq.on_room = partial(self._place, engine, active)
+        engine.add(active.seq)
 
     def _finished(self, active: ActiveRequest) -> None:
         """Remove an ended stream from the engine and account for it."""

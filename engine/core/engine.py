@@ -154,9 +154,11 @@ class Engine:
     def reserve(self, seq: Sequence) -> Reservation | None:
         """Reserve blocks for a remote prefill of `seq`'s prompt. None when too few are free now.
 
-        A reservation ends by `admit`, `prefill_locally` or `abort`. Raises what `add` raises.
+        A reservation ends by `admit`, `prefill_locally` or `abort`. Raises what `add` raises. A
+        sequence that `add` queued with `on_room` may be reserved for when that is called.
         """
-        self._accept(seq)
+        if self.scheduler.waiting.get(seq.request_id) is not seq:
+            self._accept(seq)
         if not self.scheduler.reserve(seq):
             return None
         table, num_cached = seq.block_table, seq.num_reserved_cached_blocks

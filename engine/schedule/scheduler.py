@@ -7,7 +7,7 @@ add ─▶ waiting ─start─▶ running ─finish─▶ gone, or exported unti
 """
 
 from collections import OrderedDict
-from itertools import chain
+from itertools import chain, islice
 
 from tandem.engine.config import CHUNK_TOKENS, EngineConfig
 from tandem.engine.schedule.block_pool import BlockPool
@@ -63,11 +63,26 @@ class Scheduler:
         self._free_rows = list(reversed(range(self.max_num_seqs)))
         self._num_blocks_awaited = 0  # of the head of the queue, which last found too few
         self._num_returns_seen = -1  # the pool's num_returns at that time
+        self._num_returns_refused = -1  # the same when one that was told of room found too few
 
     @property
     def has_row(self) -> bool:
         """True while fewer sequences are here than there are batch rows."""
         return len(self.running) + len(self.remote) + len(self.waiting) < self.max_num_seqs
+
+    @property
+    def has_room(self) -> bool:
+        """True while one that comes now has a batch row, and none waits for room before it."""
+        return self.has_row and all(seq.on_room is None for seq in self.waiting.values())
+
+    @property
+    def returns_blocks(self) -> bool:
+        """True while some hold blocks and will give them back: as many as any sequence needs.
+
+        Not where layers have windows: a prompt computed here needs fewer than one from elsewhere.
+        """
+        may_wait = self.pool.num_quarantined <= MAX_QUARANTINED * self.pool.num_blocks
+        return may_wait and not self.pool.has_windows and bool(self.running or self.remote)
 
     def find(self, request_id: str) -> Sequence | None:
         for group in (self.running, self.waiting, self.remote, self.exported):
@@ -84,6 +99,8 @@ class Scheduler:
 
         None when blocks are short and a launched step may write to a victim's: collect it first.
         """
+        if self.waiting:
+            self._offer_room()
         if (scheduled := self._schedule_decodes()) is None:
             return None
         chunks, prefilling = scheduled
@@ -168,13 +185,17 @@ class Scheduler:
         False when this would starve running sequences or those that arrived earlier, and while much
         of the pool is in quarantine: a network that fails must not take all of it.
         """
-        if not self.has_row or self.pool.num_quarantined > MAX_QUARANTINED * self.pool.num_blocks:
+        is_queued = seq.request_id in self.waiting
+        has_row = is_queued or self.has_row
+        if not has_row or self.pool.num_quarantined > MAX_QUARANTINED * self.pool.num_blocks:
             return False
         if not take_blocks(self.pool, seq, self._num_spare_blocks, is_remote=True):
             return False
         seq.num_reserved_cached_blocks = seq.num_published_blocks * self.pool.num_groups
         seq.status = SequenceStatus.WAITING_FOR_REMOTE_KVS
         self.remote[seq.request_id] = seq
+        if is_queued:
+            del self.waiting[seq.request_id]
         return True
 
     def reserve_prefix(self, seq: Sequence, num_blocks: int) -> list[tuple[int, int]] | None:
@@ -264,11 +285,26 @@ class Scheduler:
         if end > start:
             chunks.append(chunk)
 
+    def _offer_room(self) -> None:
+        """Tell those in the queue that wait for room of a batch row, until one lacks blocks."""
+        is_refused = self._num_returns_refused == self.pool.num_returns
+        if is_refused and (self.running or self.remote):
+            return
+        num_free = self.max_num_seqs - len(self.running) - len(self.remote)
+        for seq in list(islice(self.waiting.values(), num_free)):
+            if seq.on_room is not None:
+                if not seq.on_room():
+                    self._num_returns_refused = self.pool.num_returns
+                    return
+                seq.on_room = None
+
     def _start_next(self) -> Sequence | None:
         """Run the head of the queue and return it. None without a batch row or blocks for it."""
         if not self.waiting or len(self.running) + len(self.remote) >= self.max_num_seqs:
             return None
         seq = next(iter(self.waiting.values()))
+        if seq.on_room is not None:
+            return None
         if self._num_blocks_awaited and self._num_returns_seen == self.pool.num_returns:
             return None
         num_spare_blocks = self.num_watermark_blocks if self.running else 0

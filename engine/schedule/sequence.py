@@ -54,6 +54,9 @@ class Sequence:
     cache_salt: str = ""
     prefill_only: bool = False  # ends with its first token and keeps its blocks until it is dropped
     matcher: "Matcher | None" = None  # of the grammar that the answer follows
+    # Called in the queue, once it has a batch row, and again as blocks come back until it returns
+    # True: `reserve` may take the sequence from there. It does not start before.
+    on_room: Callable[[], bool] | None = None
     num_layer_groups: int = 1  # groups that the last chunk of a prefill_only prompt is announced in
     status: SequenceStatus = SequenceStatus.WAITING
     block_table: list[int] = field(default_factory=list)

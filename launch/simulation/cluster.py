@@ -9,6 +9,7 @@ from functools import partial
 from tandem.bench.client.record import RequestRecord
 from tandem.decode.admission import decide, without_room
 from tandem.decode.config import DisaggConfig
+from tandem.decode.decision import Decision
 from tandem.emulation.profile import Profile
 from tandem.launch.simulation.clock import VirtualClock
 from tandem.launch.simulation.handoffs import Handoffs
@@ -195,22 +196,42 @@ class VirtualCluster:
     def _place(self, worker: VirtualWorker, request: PlannedRequest, record: RequestRecord) -> None:
         """Decide, then queue the sequence or reserve its blocks, as a decode worker does."""
         worker.posted.remove(request.num_prompt_tokens)
-        scheduler, seq = worker.scheduler, PlannedSequence.of(request, record)
+        seq = PlannedSequence.of(request, record)
+        if not (worker.scheduler.has_room and self._decide(worker, request, seq)):
+            seq.on_room = partial(self._decide, worker, request, seq)
+            worker.scheduler.add(seq)
+
+    def _decide(self, worker: VirtualWorker, request: PlannedRequest, seq: PlannedSequence) -> bool:
+        """Return False if it should go away and has no blocks yet."""
+        scheduler, is_queued = worker.scheduler, seq.on_room is not None
         num_cached = scheduler.num_prefix_blocks(seq) * self._block_size
         decision = decide(
             self._config,
             seq.num_tokens - num_cached,
             self._handoffs.side(worker, seq.request_id),
             num_cached_tokens=num_cached,
+            waited_ms=(self._clock.now_s - seq.record.scheduled_s) * 1e3 if is_queued else 0.0,
         )
         if decision.place == "remote" and not scheduler.reserve(seq):
-            decision = without_room(decision, scheduler.has_row)
+            if scheduler.returns_blocks:
+                return False
+            decision = without_room(decision)
         seq.place(decision)
         if decision.place == "remote":
-            self._handoffs.start(worker, seq, request, decision)
-            self._own_prompt_gone(worker)
-        else:
+            self._clock.after(0.0, partial(self._go_away, worker, request, seq, decision))
+        elif not is_queued:
             scheduler.add(seq)
+        return True
+
+    def _go_away(
+        self,
+        worker: VirtualWorker,
+        request: PlannedRequest,
+        seq: PlannedSequence,
+        decision: Decision,
+    ) -> None:
+        self._handoffs.start(worker, seq, request, decision)
+        self._own_prompt_gone(worker)
 
     def _on_token(self, worker: VirtualWorker, seq: PlannedSequence) -> None:
         """Note the first or the last token of a sequence."""

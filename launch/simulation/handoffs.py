@@ -19,6 +19,8 @@ from tandem.decode.admission import (
 )
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.decode.decision import Decision
+from tandem.decode.prefill_view import place_here
+from tandem.engine.schedule.outputs import backlog_of
 from tandem.launch.simulation.clock import VirtualClock
 from tandem.launch.simulation.load import PlannedRequest
 from tandem.launch.simulation.worker import (
@@ -141,7 +143,7 @@ class Handoffs:
             queue_connected=True,
             num_queued_jobs=max(self._depth[0], mine.num_unclaimed),
             num_ticket_tokens=max(self._depth[1], mine.num_unclaimed_tokens),
-            here=PlaceLoad.of(home.report()) if helpers else None,
+            here=place_here(backlog_of(home.scheduler)) if helpers else None,
             others=self._others(home, home.just_come(request_id)),
             transfer=home.transfer,
         )

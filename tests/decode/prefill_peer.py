@@ -4,9 +4,10 @@ import asyncio
 import os
 import random
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -55,7 +56,7 @@ from tandem.transfer.config import TransferConfig
 from tandem.transfer.handoff.landed import Landed, SettledNotice, encode_landed, encode_settled
 from tandem.worker.settings import WorkerSettings
 from tandem.worker.worker import Worker
-from tests.handoff_peer import MODEL, NUM_BLOCKS, QUEUE, TRANSFER, HandoffPeer, Text, engine_config
+from tests.handoff_peer import MODEL, QUEUE, TRANSFER, HandoffPeer, Text, engine_config
 from tests.services import eventually
 
 PROMPT = [7 + 3 * i % 250 for i in range(21)]  # five full blocks of 4 and one token
@@ -126,7 +127,10 @@ class Work:
 
 
 class Stage:
-    """One real decode worker and one puppet. `config` overrides the disagg section."""
+    """One real decode worker and one puppet.
+
+    `engine` and `config` override settings of its engine and of the disagg section.
+    """
 
     def __init__(
         self,
@@ -134,13 +138,14 @@ class Stage:
         model: Path,
         *,
         transfer: TransferConfig = TRANSFER,
+        engine: Mapping[str, object] = MappingProxyType({}),
         **config: object,
     ) -> None:
         patience = {"claim_timeout_ms": 60_000, "handoff_timeout_ms": 60_000}
         fields = {"policy": Policy.ALWAYS_REMOTE, **patience, **config}
         disagg = DisaggConfig.model_validate(fields)
         self.peer = HandoffPeer(runtime, model, "prefill", transfer)
-        settings = WorkerSettings(runtime, engine_config(model), transfer, QUEUE, MODEL)
+        settings = WorkerSettings(runtime, engine_config(model, **engine), transfer, QUEUE, MODEL)
         self.process = Worker(settings, "decode")
         self.worker = DecodeRole(self.process, disagg, read_model_files(model))
         self.readers: set[asyncio.Task[None]] = set()
@@ -361,7 +366,7 @@ class Stage:
         """Until nothing is open and every block is free or cached; then the books are checked."""
         worker, pool = self.worker, self.worker.engine.block_pool
         await eventually(lambda: not worker.active and worker.handoffs.num_open == 0)
-        await eventually(lambda: pool.num_free + pool.num_cached == NUM_BLOCKS)
+        await eventually(lambda: pool.num_free + pool.num_cached == pool.num_blocks)
         await worker.loop.call(lambda engine: engine.check_invariants())
         assert worker.prefill_view.num_reserved == worker.prefill_view.num_taken
         assert worker.handoffs.group._first._num_expected == 0

@@ -276,9 +276,8 @@ def test_a_ticket_waits_as_long_as_the_prompt_would_have_waited() -> None:
 
 def test_a_prompt_that_cannot_go_away_or_comes_back_is_computed_here() -> None:
     away = decide(THRESHOLD, 500, side())
-    for has_row, cause in ((True, PlacementCause.NO_BLOCKS), (False, PlacementCause.NO_ROWS)):
-        kept = without_room(away, has_row)
-        assert (kept.place, kept.cause, kept.num_uncached) == ("local", cause, 500)
+    kept = without_room(away)
+    assert (kept.place, kept.cause, kept.num_uncached) == ("local", PlacementCause.NO_BLOCKS, 500)
     back = given_up("link down")
     assert (back.place, back.reason) == ("local", "remote failed: link down")
 

@@ -89,8 +89,8 @@ async def test_a_remote_prefill_that_was_given_up_keeps_its_first_decision() -> 
 
 async def test_a_prompt_without_room_keeps_the_predictions() -> None:
     remote = decide(DisaggConfig(), 1200, SIDE)
-    local = without_room(remote, has_row=False)
-    assert (local.place, local.cause) == ("local", "no_rows")
+    local = without_room(remote)
+    assert (local.place, local.cause) == ("local", "no_blocks")
     assert local.places == remote.places and len(local.places) == 3
 
 

@@ -236,6 +236,31 @@ async def test_a_claim_is_granted_to_registered_prefill_workers_only(stage: Stag
     assert await answer.whole() == stage.undisturbed(PROMPT)
 
 
+# A prompt of 9 tokens takes 3 blocks of 4, its answer one more, PROMPT 6 and 7; one is spared.
+@pytest.mark.parametrize("engine", [{"max_num_seqs": 1}, {"num_blocks": 9}], ids=["row", "blocks"])
+async def test_prompts_that_wait_for_room_go_away_in_turn_once_they_have_it(
+    runtime_config: RuntimeConfig, tiny_model: Path, engine: dict[str, int]
+) -> None:
+    async with Stage(runtime_config, tiny_model, engine=engine) as stage:
+        waiting = stage.worker.engine.scheduler.waiting
+        answer, work = await stage.handoff(PROMPT)
+        prompts = [fresh_prompt(9, seed) for seed in range(3)]
+        later = []
+        for number, prompt in enumerate(prompts, start=1):
+            later.append(await stage.ask(prompt))
+            await eventually(lambda number=number: len(waiting) == number)
+        assert (await stage.peer.queue.depth()).num_jobs == 0
+        later[1].context.cancel("gone")  # its caller leaves before it has one
+        await eventually(lambda: len(waiting) == 2)
+        await stage.deliver(work)
+        assert await answer.whole() == stage.undisturbed(PROMPT)
+        for number in (0, 2):
+            await stage.deliver(await stage.claimed())
+            assert await later[number].whole() == stage.undisturbed(prompts[number])
+            assert later[number].places == ["remote"]
+        await stage.balanced()
+
+
 async def test_a_prefill_worker_that_does_not_fit_is_asked_nothing(stage: Stage) -> None:
     stage.peer.node.deployment = "another"
     await stage.register(os.getpid())

@@ -73,6 +73,17 @@ class Client:
                 self.reasons.append(response.headers["x-tandem-prefill-reason"])
         return found
 
+    async def places_at_once(self, num_tokens: int) -> Places:
+        """Return the places of prompts that come at once."""
+
+        async def place() -> str:
+            async with self._ask(num_tokens, 2) as response:
+                assert response.status == 200, await response.text()
+                self.reasons.append(response.headers["x-tandem-prefill-reason"])
+                return response.headers["x-tandem-prefill"]
+
+        return Counter(await asyncio.gather(*(place() for _ in range(NUM_PROMPTS))))
+
     async def most_go(self) -> None:
         """Assert where prompts go while many answers run: most long ones away, no short one."""
         async with self.answers():
@@ -108,8 +119,10 @@ class Client:
 
 
 @contextlib.asynccontextmanager
-async def served(topology: str, folder: Path, emulated: str = "") -> AsyncIterator[Client]:
-    flags = ("--emulate", emulated) if emulated else ()
+async def served(
+    topology: str, folder: Path, emulated: str = "", *more: str
+) -> AsyncIterator[Client]:
+    flags = (*("--emulate", emulated), *more) if emulated else more
     model = Path(emulated).name if emulated else "tandem-tiny"
     timeout = aiohttp.ClientTimeout(total=120)
     async with (
@@ -117,6 +130,17 @@ async def served(topology: str, folder: Path, emulated: str = "") -> AsyncIterat
         aiohttp.ClientSession(timeout=timeout) as http,
     ):
         yield Client(url, http, topology, model)
+
+
+@pytest.mark.slow
+async def test_fixed_roles_send_prompts_away_that_wait_for_a_batch_row(tmp_path: Path) -> None:
+    flag = f"--engine.max_num_seqs={NUM_ANSWERS + 1}"
+    async with (
+        served("disagg-1p1d", tmp_path, EMULATED, flag) as client,
+        client.answers(),
+    ):
+        places = await client.places_at_once(LONG)
+    assert places["remote"] > NUM_PROMPTS / 2, client.reasons
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,7 @@ HANDOFF = Dashboard(
             "reqps",
             "docs/metrics.md lists the causes. `no_prefill_worker`: start one, or see in `tandem "
             "status` why it does not fit. `queue_lost`: NATS is away. `silent`: prefill workers "
-            "are stopped, or NATS loses their reports. `no_blocks`: the KV dashboard. `no_rows`: "
-            "raise `engine.max_num_seqs`, or add a decode worker.",
+            "are stopped, or NATS loses their reports. `no_blocks`: the KV dashboard.",
         ),
         Panel(
             "Prompt tokens that wait at a decode worker while a prefill worker idles",

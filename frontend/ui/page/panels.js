@@ -17,7 +17,6 @@ const CAUSES = {
   slower: "a remote prefill is predicted to delay answers more",
   target: "only this place keeps the targets",
   no_blocks: "too few free KV blocks to receive it",
-  no_rows: "all batch rows are taken",
   silent: "no prefill worker has reported its load lately",
   tried: "now and then at an idle place that seems worse",
   fallback: "a remote prefill was given up",

@@ -57,7 +57,7 @@ class Storm:
         self.pulls: dict[str, list[tuple[int, int]]] = {}  # sequences that wait for their prefix
         self.matchers: list[ForcedRuns] = []
         self.num_waits = 0  # times that a launched step had to be collected first
-        self.num_pulled = self.num_draining = 0
+        self.num_pulled = self.num_draining = self.num_reserved_later = 0
 
         schedule = self.engine.scheduler.schedule
 
@@ -92,6 +92,23 @@ class Storm:
         seq = self.sequence()
         if self.engine.reserve(seq) is None:
             self.engine.add(seq)
+
+    def add_for_a_row(self) -> None:
+        """Queue a sequence that is reserved for once it has a batch row, or stays."""
+        seq = self.sequence()
+
+        def on_room() -> bool:
+            scheduler = self.engine.scheduler
+            assert seq.request_id in scheduler.waiting
+            assert len(scheduler.running) + len(scheduler.remote) < scheduler.max_num_seqs
+            if self.rng.random() < 0.3:
+                return True
+            is_reserved = self.engine.reserve(seq) is not None
+            self.num_reserved_later += is_reserved
+            return is_reserved or not scheduler.returns_blocks
+
+        seq.on_room = on_room
+        self.engine.add(seq)
 
     def begin_a_pull(self) -> None:
         seq = self.sequence(prefill_only=True)
@@ -203,9 +220,10 @@ class Storm:
         """What may happen, and how often."""
         return {
             self.harness.step: 40, self.engine.launch: 8, self.collect: 8, self.runner.catch_up: 8,
-            self.add: 14, self.reserve: 4, self.begin_a_pull: 3, self.end_a_pull: 3, self.admit: 4,
-            self.give_up: 1, self.writes_land: 3, self.writes_have_settled: 2, self.abort: 2,
-            self.abort_in_a_step: 1, self.release: 6, self.poison: 1,
+            self.add: 11, self.add_for_a_row: 3, self.reserve: 4, self.begin_a_pull: 4,
+            self.end_a_pull: 4, self.admit: 4, self.give_up: 1, self.writes_land: 3,
+            self.writes_have_settled: 2, self.abort: 2, self.abort_in_a_step: 1, self.release: 6,
+            self.poison: 1,
             self.fail_a_launch: int(self.has_lost_steps),
             self.fail_a_step: int(self.has_lost_steps), self.fail_all: int(self.has_lost_steps) / 4,
         }  # fmt: skip
@@ -221,10 +239,9 @@ class Storm:
             self.end_a_pull()
         while self.quarantined:
             self.writes_have_settled()
-        while self.a_remote_one() is not None:
-            self.admit()
         self.release()
-        while self.engine.has_work:
+        while self.engine.has_work or self.a_remote_one() is not None:
+            self.admit()
             self.harness.run()
             self.release()
 
@@ -247,6 +264,7 @@ def test_every_text_is_right_after_any_storm(
 ) -> None:
     caplog.set_level("CRITICAL")
     num_preemptions = num_waits = num_overlapped = num_forced = num_pulled = num_draining = 0
+    num_reserved_later = 0
     for seed in range(num_storms):
         storm = Storm(fake, seed)
         storm.run()
@@ -255,9 +273,11 @@ def test_every_text_is_right_after_any_storm(
         num_waits += storm.num_waits
         num_pulled += storm.num_pulled
         num_draining += storm.num_draining
+        num_reserved_later += storm.num_reserved_later
         num_overlapped += storm.runner.num_overlapped
         num_forced += sum(matcher.num_forced for matcher in storm.matchers)
     assert num_preemptions > 60 and num_forced > 150 and num_pulled > 20 and num_draining > 60
+    assert num_reserved_later > 60
     assert (num_waits > 60) == (num_overlapped > 600) == fake.overlap
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.schedule.block_pool import BlockPool
+from tandem.engine.schedule.outputs import backlog_of
 from tandem.engine.schedule.scheduler import MAX_FORCED_TOKENS, Scheduler
 from tandem.engine.schedule.sequence import Chunk, Sequence, SequenceStatus
 from tandem.engine.schedule.step_cost import StepCost
@@ -120,6 +121,41 @@ def test_there_are_never_more_sequences_than_batch_rows(fake: SimpleNamespace) -
     assert not scheduler.reserve(fake.make_seq("remote", prompt(4)))
     scheduler.finish(scheduler.running["r0"])
     assert ("r2", 0, 4) in step(scheduler)
+
+
+def test_a_sequence_hears_of_its_batch_row_in_its_turn_and_may_be_reserved_for_then(
+    fake: SimpleNamespace,
+) -> None:
+    scheduler, heard = make_scheduler(max_num_seqs=2), list[str]()
+
+    def wait_for_a_row(name: str, first: int, *, goes_away: bool) -> None:
+        seq = fake.make_seq(name, prompt(4, first))
+
+        def on_room() -> bool:
+            heard.append(name)
+            return not goes_away or scheduler.reserve(seq)
+
+        seq.on_room = on_room
+        scheduler.add(seq)
+
+    for i in range(2):
+        scheduler.add(fake.make_seq(f"r{i}", prompt(4, 100 * i)))
+    wait_for_a_row("away", 300, goes_away=True)
+    scheduler.add(fake.make_seq("next", prompt(4, 400)))
+    wait_for_a_row("here", 500, goes_away=False)
+    step(scheduler)
+    assert not heard
+    assert backlog_of(scheduler).num_waiting_tokens == 4 + 2  # a token of each that runs
+    assert backlog_of(scheduler, has_undecided=True).num_waiting_tokens == 12 + 2
+    scheduler.finish(scheduler.running["r0"])
+    assert step(scheduler) == [("r1", 4, 5)]
+    assert (heard, list(scheduler.remote)) == (["away"], ["away"])
+    scheduler.finish(scheduler.running["r1"])
+    assert step(scheduler) == [("next", 0, 4)]
+    scheduler.drop(scheduler.remote["away"])
+    assert step(scheduler) == [("next", 4, 5), ("here", 0, 4)]
+    assert heard == ["away", "here"]
+    scheduler.check_invariants()
 
 
 def test_a_step_never_has_more_tokens_than_its_budget(fake: SimpleNamespace) -> None:

@@ -85,6 +85,13 @@ def test_a_ticket_outlasts_its_time_while_the_busy_prefill_worker_is_predicted_t
     assert max(waits_s) > 0.15
 
 
+def test_prompts_that_waited_for_a_batch_row_go_away_as_others_do() -> None:
+    figures = msgspec.structs.replace(FIGURES, max_num_seqs=4)
+    load = load_of(concurrency=12, num_requests=36, input_tokens=400, output_tokens=40)
+    records = simulate(layout("1P 1D", 2), setup_of(ALWAYS_REMOTE, figures=figures), load)
+    assert {record.prefill_place for record in records} == {"remote"}
+
+
 def test_a_claimed_prompt_that_takes_too_long_is_computed_at_home_and_its_late_kv_dropped() -> None:
     config = ALWAYS_REMOTE.model_copy(
         update={"handoff_timeout_ms": 10, "handoff_timeout_ms_per_token": 0.0}
