@@ -188,6 +188,7 @@ def _borrowing(here: PlaceLoad, instance_id: str, report: LoadReport | None) -> 
 
 
 def place_here(load: Backlog, num_following_tokens: int = 0) -> PlaceLoad | None:
+    """Return a worker's own load as predictions see it; None while it knows no costs."""
     if load.costs is None:
         return None
     return PlaceLoad(

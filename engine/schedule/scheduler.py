@@ -153,6 +153,7 @@ class Scheduler:
 
     def finish(self, seq: Sequence) -> None:
         """End a waiting or running sequence; a prefill_only one keeps its blocks until `drop`."""
+        seq.on_room = None
         if not self._stop_running(seq):
             del self.waiting[seq.request_id]
             self._num_blocks_awaited = 0
@@ -167,6 +168,7 @@ class Scheduler:
 
         `quarantined`: writes into its reserved blocks may still land.
         """
+        seq.on_room = None
         self._stop_running(seq)
         for group in (self.waiting, self.remote, self.exported):
             group.pop(seq.request_id, None)
