@@ -158,6 +158,55 @@ def test_a_sequence_hears_of_its_batch_row_in_its_turn_and_may_be_reserved_for_t
     scheduler.check_invariants()
 
 
+def test_a_sequence_that_lacks_blocks_hears_again_when_some_came_back_and_nobody_passes_it(
+    fake: SimpleNamespace,
+) -> None:
+    scheduler, tried = make_scheduler(num_blocks=8), list[bool]()
+    away = fake.make_seq("away", prompt(16, 300))
+
+    def on_room() -> bool:
+        tried.append(scheduler.reserve(away))
+        return tried[-1]
+
+    scheduler.add(fake.make_seq("old", prompt(16)))
+    step(scheduler)
+    assert scheduler.has_room and scheduler.returns_blocks
+    away.on_room = on_room
+    scheduler.add(away)
+    scheduler.add(fake.make_seq("small", prompt(2, 500)))
+    for _ in range(3):
+        assert [name for name, _, _ in step(scheduler)] == ["old"]
+    assert tried == [False] and scheduler.has_row and not scheduler.has_room
+    scheduler.finish(scheduler.running["old"])
+    assert step(scheduler) == [("small", 0, 2)]
+    assert tried == [False, True] and list(scheduler.remote) == ["away"] and scheduler.has_room
+
+
+def test_nobody_waits_for_blocks_that_do_not_come_back_soon(fake: SimpleNamespace) -> None:
+    scheduler, windowed = make_scheduler(num_blocks=8), make_scheduler(windows=(0, 8))
+    assert not scheduler.returns_blocks
+    for each in (scheduler, windowed):
+        each.add(fake.make_seq("old", prompt(4)))
+        step(each)
+    assert scheduler.returns_blocks and not windowed.returns_blocks
+    scheduler.drop(scheduler.running["old"])
+    remote = fake.make_seq("remote", prompt(12, 300))
+    assert scheduler.reserve(remote) and scheduler.returns_blocks
+    heard = list[bool]()
+    alone = fake.make_seq("alone", prompt(28, 500))
+
+    def on_room() -> bool:
+        heard.append(scheduler.returns_blocks)
+        return not heard[-1]
+
+    alone.on_room = on_room
+    scheduler.add(alone)
+    assert step(scheduler) == []
+    scheduler.drop(remote, quarantined=True)  # no block comes back
+    step(scheduler)
+    assert heard == [True, False] and alone.on_room is None
+
+
 def test_a_step_never_has_more_tokens_than_its_budget(fake: SimpleNamespace) -> None:
     scheduler = make_scheduler(max_num_seqs=8, max_num_batched_tokens=3)
     remote = [fake.make_seq(f"remote{i}", prompt(4, 100 * i)) for i in range(8)]
