@@ -63,15 +63,13 @@ def decide(
     carries them. `drawn`, from 0 to 1 by chance, lets a small share of prompts try the place that
     seems worse.
     """
-    local, left = None, config
-    if waited_ms and config.ttft_target_ms is not None:
-        left_ms = max(0.0, config.ttft_target_ms - waited_ms)
-        left = config.model_copy(update={"ttft_target_ms": left_ms})
+    local = None
     if side.here is not None:
         local = predict(side.here, num_uncached_tokens, num_cached_tokens)
     if prompt_logprobs:
         decision = Decision("local", PlacementCause.PROMPT_LOGPROBS)
     else:
+        left = _after(config, waited_ms)
         decision = _decide(
             left, num_uncached_tokens, num_cached_tokens, side, placement, local, drawn
         )
@@ -124,6 +122,13 @@ def with_targets(config: DisaggConfig, targets: Targets | None) -> DisaggConfig:
         return config
     given = {"ttft_target_ms": targets.ttft_ms, "itl_target_ms": targets.itl_ms}
     return config.model_copy(update={name: ms for name, ms in given.items() if ms is not None})
+
+
+def _after(config: DisaggConfig, waited_ms: float) -> DisaggConfig:
+    """Return the configuration with what a wait has left of the target of the first token."""
+    if not waited_ms or config.ttft_target_ms is None:
+        return config
+    return config.model_copy(update={"ttft_target_ms": max(0.0, config.ttft_target_ms - waited_ms)})
 
 
 def gives_way(

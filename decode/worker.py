@@ -206,59 +206,55 @@ class DecodeRole:
             self._worker.own_prompts.discard(request_id)
             self._finished(active)
 
-    def _place(self, engine: Engine, active: ActiveRequest) -> bool:
-        """Decide, then queue the sequence or reserve its blocks. On the engine thread.
-
-        False while it has no batch row here, or should go away and has no blocks: it waits in the
-        queue, and is decided about when it has them.
-        """
+    def _place(self, engine: Engine, active: ActiveRequest) -> None:
+        """Decide, or queue the sequence until it has room. On the engine thread."""
         seq = active.seq
         self._unplaced.pop(seq.request_id, None)
         if active.done.done():
-            return True
-        config = self.thresholds.current
-        engine.aim(config.itl_target_ms, config.ttft_target_ms)
-        scheduler, is_queued = engine.scheduler, seq.on_room is not None
+            return
         try:
-            if not (is_queued or scheduler.has_room):
-                self._wait_for_room(engine, active)
-                return False
-            num_cached = engine.prefix_hit(seq)
-            num_uncached = seq.num_tokens - num_cached
-            num_following = sum(list(self._unplaced.values()))
-            side = self.prefill_view.side(engine, seq, num_following)
-            decision = decide(
-                with_targets(config, active.request.targets),
-                num_uncached,
-                side,
-                num_cached_tokens=num_cached,
-                placement=active.request.prefill_place,
-                prompt_logprobs=seq.prompt_scores is not None,
-                drawn=self._rng.random(),
-                waited_ms=active.timeline.elapsed_s() * 1e3 if is_queued else 0.0,
-            )
-            if decision.place == "remote":
-                reservation = engine.reserve(seq)
-                if reservation is not None:
-                    active.place(decision)
-                    self.prefill_view.reserved(num_uncached)
-                    self._aio.call_soon_threadsafe(self.tickets.start, active, reservation)
-                    return True
-                if scheduler.returns_blocks:
-                    if not is_queued:
-                        self._wait_for_room(engine, active)
-                    return False
-                decision = without_room(decision)
-            active.place(decision, decision.places[0].shared_s if decision.places else 0.0)
-            if not is_queued:
+            if not (engine.scheduler.has_room and self._decide(engine, active)):
+                seq.on_room = partial(self._decide, engine, active)
                 engine.add(seq)
         except TandemError as error:
             self._aio.call_soon_threadsafe(active.fail, error)
-        return True
 
-    def _wait_for_room(self, engine: Engine, active: ActiveRequest) -> None:
-        active.seq.on_room = partial(self._place, engine, active)
-        engine.add(active.seq)
+    def _decide(self, engine: Engine, active: ActiveRequest) -> bool:
+        """Decide, then queue the sequence or reserve its blocks. On the engine thread.
+
+        False where it should go away and has no blocks yet.
+        """
+        seq, config = active.seq, self.thresholds.current
+        is_queued = seq.on_room is not None
+        engine.aim(config.itl_target_ms, config.ttft_target_ms)
+        num_cached = engine.prefix_hit(seq)
+        num_uncached = seq.num_tokens - num_cached
+        num_following = sum(list(self._unplaced.values()))
+        side = self.prefill_view.side(engine, seq, num_following)
+        decision = decide(
+            with_targets(config, active.request.targets),
+            num_uncached,
+            side,
+            num_cached_tokens=num_cached,
+            placement=active.request.prefill_place,
+            prompt_logprobs=seq.prompt_scores is not None,
+            drawn=self._rng.random(),
+            waited_ms=active.timeline.elapsed_s() * 1e3 if is_queued else 0.0,
+        )
+        if decision.place == "remote":
+            reservation = engine.reserve(seq)
+            if reservation is not None:
+                active.place(decision)
+                self.prefill_view.reserved(num_uncached)
+                self._aio.call_soon_threadsafe(self.tickets.start, active, reservation)
+                return True
+            if engine.scheduler.returns_blocks:
+                return False
+            decision = without_room(decision)
+        active.place(decision, decision.places[0].shared_s if decision.places else 0.0)
+        if not is_queued:
+            engine.add(seq)
+        return True
 
     def _finished(self, active: ActiveRequest) -> None:
         """Remove an ended stream from the engine and account for it."""

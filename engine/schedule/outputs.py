@@ -99,14 +99,14 @@ class LoadStats(Backlog, frozen=True, kw_only=True):
         )
 
 
-def backlog_of(scheduler: Scheduler, *, has_undecided: bool = False) -> Backlog:
+def backlog_of(scheduler: Scheduler, *, with_undecided: bool = False) -> Backlog:
     """Return the part of `load_of` that each decision about a prompt depends on.
 
-    Without prompts that may be computed elsewhere once they have room, if not `has_undecided`.
+    Prompts that may be computed elsewhere once they have room count only `with_undecided`.
     """
     num_waiting_tokens = num_own_prompt_tokens = squares = 0
     for seq in scheduler.waiting.values():
-        if seq.on_room is not None and not has_undecided:
+        if seq.on_room is not None and not with_undecided:
             continue
         num_tokens = len(seq.token_ids)
         num_waiting_tokens += num_tokens
@@ -143,7 +143,7 @@ def load_of(scheduler: Scheduler) -> LoadStats:
     """Return the load of the engine that `scheduler` belongs to."""
     pool = scheduler.pool
     return LoadStats(
-        **asdict(backlog_of(scheduler, has_undecided=True)),
+        **asdict(backlog_of(scheduler, with_undecided=True)),
         num_running=len(scheduler.running),
         num_waiting=len(scheduler.waiting),
         num_remote=len(scheduler.remote),

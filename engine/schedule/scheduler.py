@@ -81,8 +81,12 @@ class Scheduler:
 
         Not where layers have windows: a prompt computed here needs fewer than one from elsewhere.
         """
-        may_wait = self.pool.num_quarantined <= MAX_QUARANTINED * self.pool.num_blocks
-        return may_wait and not self.pool.has_windows and bool(self.running or self.remote)
+        is_soon = self._may_reserve and not self.pool.has_windows
+        return is_soon and bool(self.running or self.remote)
+
+    @property
+    def _may_reserve(self) -> bool:
+        return self.pool.num_quarantined <= MAX_QUARANTINED * self.pool.num_blocks
 
     def find(self, request_id: str) -> Sequence | None:
         for group in (self.running, self.waiting, self.remote, self.exported):
@@ -184,20 +188,19 @@ class Scheduler:
     def reserve(self, seq: Sequence) -> bool:
         """Hold the blocks of `seq`'s prompt and a batch row until `admit`, `requeue` or `drop`.
 
+        One that is queued has heard by `on_room` that it has a row, and leaves the queue.
         False when this would starve running sequences or those that arrived earlier, and while much
         of the pool is in quarantine: a network that fails must not take all of it.
         """
-        is_queued = seq.request_id in self.waiting
-        has_row = is_queued or self.has_row
-        if not has_row or self.pool.num_quarantined > MAX_QUARANTINED * self.pool.num_blocks:
+        has_row = seq.request_id in self.waiting or self.has_row
+        if not (has_row and self._may_reserve):
             return False
         if not take_blocks(self.pool, seq, self._num_spare_blocks, is_remote=True):
             return False
         seq.num_reserved_cached_blocks = seq.num_published_blocks * self.pool.num_groups
         seq.status = SequenceStatus.WAITING_FOR_REMOTE_KVS
+        self.waiting.pop(seq.request_id, None)
         self.remote[seq.request_id] = seq
-        if is_queued:
-            del self.waiting[seq.request_id]
         return True
 
     def reserve_prefix(self, seq: Sequence, num_blocks: int) -> list[tuple[int, int]] | None:

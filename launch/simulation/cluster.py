@@ -218,6 +218,7 @@ class VirtualCluster:
             decision = without_room(decision)
         seq.place(decision)
         if decision.place == "remote":
+            # Not now: that may be while a step is scheduled.
             self._clock.after(0.0, partial(self._go_away, worker, request, seq, decision))
         elif not is_queued:
             scheduler.add(seq)

@@ -65,24 +65,17 @@ class Client:
 
     async def places(self, num_tokens: int) -> Places:
         """Return the places of prompts that come one after another."""
-        found: Places = Counter()
-        for _ in range(NUM_PROMPTS):
-            async with self._ask(num_tokens, 2) as response:
-                assert response.status == 200, await response.text()
-                found[response.headers["x-tandem-prefill"]] += 1
-                self.reasons.append(response.headers["x-tandem-prefill-reason"])
-        return found
+        return Counter([await self._place(num_tokens) for _ in range(NUM_PROMPTS)])
 
     async def places_at_once(self, num_tokens: int) -> Places:
         """Return the places of prompts that come at once."""
+        return Counter(await asyncio.gather(*(self._place(num_tokens) for _ in range(NUM_PROMPTS))))
 
-        async def place() -> str:
-            async with self._ask(num_tokens, 2) as response:
-                assert response.status == 200, await response.text()
-                self.reasons.append(response.headers["x-tandem-prefill-reason"])
-                return response.headers["x-tandem-prefill"]
-
-        return Counter(await asyncio.gather(*(place() for _ in range(NUM_PROMPTS))))
+    async def _place(self, num_tokens: int) -> str:
+        async with self._ask(num_tokens, 2) as response:
+            assert response.status == 200, await response.text()
+            self.reasons.append(response.headers["x-tandem-prefill-reason"])
+            return response.headers["x-tandem-prefill"]
 
     async def most_go(self) -> None:
         """Assert where prompts go while many answers run: most long ones away, no short one."""

@@ -146,7 +146,7 @@ def test_a_sequence_hears_of_its_batch_row_in_its_turn_and_may_be_reserved_for_t
     step(scheduler)
     assert not heard
     assert backlog_of(scheduler).num_waiting_tokens == 4 + 2  # a token of each that runs
-    assert backlog_of(scheduler, has_undecided=True).num_waiting_tokens == 12 + 2
+    assert backlog_of(scheduler, with_undecided=True).num_waiting_tokens == 12 + 2
     scheduler.finish(scheduler.running["r0"])
     assert step(scheduler) == [("r1", 4, 5)]
     assert (heard, list(scheduler.remote)) == (["away"], ["away"])
