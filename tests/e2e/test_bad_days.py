@@ -25,7 +25,7 @@ BRIEF = 100
 ASK_PAUSE_S = 0.2  # between answers that show what the cluster does meanwhile
 NOTICE_S = 3.0
 LOSING_WORKER = Path(__file__).with_name("losing_worker.py")
-SLACK_S = 3.0  # a loaded machine
+SLACK_S = 12.0  # a loaded machine
 
 
 def prompt(seed: int, num_tokens: int) -> list[int]:

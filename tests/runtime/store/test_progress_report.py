@@ -62,7 +62,7 @@ def test_without_etcd_the_work_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     started_s = time.perf_counter()
     with reported(away, "decode", "m"), ProgressBar("weights", total=1) as bar:
         bar.advance()
-    assert time.perf_counter() - started_s < 1.0
+    assert time.perf_counter() - started_s < 10.0
 
 
 def test_a_report_has_bounds() -> None:

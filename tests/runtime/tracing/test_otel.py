@@ -195,4 +195,6 @@ async def test_a_collector_that_hangs_holds_up_no_request_and_no_end(
                 one_request()
             leaving_at = time.perf_counter()
         assert collector.num_requests > 0
-        assert time.perf_counter() - leaving_at < 2 * otel._FLUSH_S
+        assert (
+            time.perf_counter() - leaving_at < 4 * otel._FLUSH_S
+        )  # without a bound: the 10 s that an export may take
