@@ -3,51 +3,73 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from anyio.from_thread import start_blocking_portal
 
+from tandem.bench.cli import main
 from tandem.bench.load.options import BenchOptions
 from tandem.runtime.errors import ConfigError
 from tandem.runtime.local.child_process import PIPE, ChildProcess
 from tandem.runtime.local.local_clusters import LocalCluster, announced, started_s
-from tests.bench.load.sse_server import Exchange, answer_in_full, answer_with_timeline, serving
+from tests.bench.load.sse_server import (
+    Answer,
+    Exchange,
+    SseServer,
+    answer_in_full,
+    answer_with_timeline,
+    serving,
+)
 from tests.processes import output_of
 
 
 @dataclass
 class Outcome:
-    code: int
+    code: object
     out: str
     err: str
 
 
-async def start(*arguments: str) -> ChildProcess:
-    return await ChildProcess.start_piped(
-        [sys.executable, "-m", "tandem.bench.cli", *arguments],
-        stdout=PIPE,
-        stderr=PIPE,
-        env={**os.environ, "COLUMNS": "200"},
-    )
+Bench = Callable[..., Outcome]
 
 
-async def finish(process: ChildProcess) -> Outcome:
-    async with asyncio.timeout(60):
-        out, err = await output_of(process)
-    assert process.exit_code is not None
-    return Outcome(process.exit_code, out.decode(), err.decode())
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Bench:
+    """Runs the command in this process."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["bench", *arguments])
+        try:
+            code: object = main()
+        except SystemExit as ended:  # of the parser of options
+            code = ended.code
+        return Outcome(code, *capsys.readouterr())
+
+    return run
 
 
-async def bench(*arguments: str) -> Outcome:
-    return await finish(await start(*arguments))
+@contextmanager
+def server_beside(answer: Answer = answer_in_full) -> Iterator[SseServer]:
+    """A server on a loop in a thread of its own."""
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(serving(answer)) as server,
+    ):
+        yield server
 
 
-async def test_a_run_shows_percentiles_and_writes_json_and_a_picture(tmp_path: Path) -> None:
+def test_a_run_shows_percentiles_and_writes_json_and_a_picture(
+    bench: Bench, tmp_path: Path
+) -> None:
     output, plot = tmp_path / "results.json", tmp_path / "out.png"
-    async with serving() as server:
-        outcome = await bench(
+    with server_beside() as server:
+        outcome = bench(
             *("--url", server.url, "--concurrency", "4", "--num-requests", "12"),
             *("--input-tokens", "32", "--output-tokens", "5", "--prefill", "remote"),
             *("--goodput", "ttft:5000", "tpot:5000", "--records"),
@@ -77,34 +99,36 @@ async def test_a_run_shows_percentiles_and_writes_json_and_a_picture(tmp_path: P
     assert len({tuple(body["prompt"]) for body in bodies}) == 14
 
 
-async def test_without_an_address_it_is_what_is_served_on_this_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_an_address_it_is_what_is_served_on_this_machine(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    async with serving() as server:
+    with server_beside() as server:
 
         def cluster(pid: int, url: str) -> LocalCluster:
             run_dir = str(tmp_path)
             return LocalCluster(pid, started_s(pid), "test", "nats://x", "http://x", url, run_dir)
 
         with announced(cluster(os.getpid(), server.url)):
-            outcome = await bench("--num-requests", "2", "--output-tokens", "2")
+            outcome = bench("--num-requests", "2", "--output-tokens", "2")
             with announced(cluster(os.getppid(), "http://127.0.0.1:9")):
-                refused = await bench("--num-requests", "2")
+                refused = bench("--num-requests", "2")
     assert outcome.code == 0 and server.url in outcome.out, outcome.err
     assert refused.code != 0
     assert "choose one: --url" in refused.err and server.url in refused.err
 
 
-async def test_the_frontend_of_a_config_file_is_measured(tmp_path: Path) -> None:
+def test_the_frontend_of_a_config_file_is_measured(bench: Bench, tmp_path: Path) -> None:
     file = tmp_path / "tandem.yaml"
-    async with serving() as server:
+    with server_beside() as server:
         file.write_text(f"frontend: {{port: {server.url.rpartition(':')[2]}}}")
-        outcome = await bench("--config", str(file), "--num-requests", "2", "--output-tokens", "2")
+        outcome = bench("--config", str(file), "--num-requests", "2", "--output-tokens", "2")
     assert outcome.code == 0 and server.url in outcome.out, outcome.err
 
 
-async def test_a_trace_beyond_the_context_is_refused_before_a_request(tmp_path: Path) -> None:
+def test_a_trace_beyond_the_context_is_refused_before_a_request(
+    bench: Bench, tmp_path: Path
+) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"timestamp": 0, "input_length": 900, "output_length": 10}\n')
 
@@ -114,21 +138,23 @@ async def test_a_trace_beyond_the_context_is_refused_before_a_request(tmp_path: 
         else:
             await answer_in_full(exchange)
 
-    async with serving(answer) as server:
+    with server_beside(answer) as server:
         for model in ([], ["--model", "m"]):
-            outcome = await bench("--url", server.url, "--trace", str(trace), *model)
+            outcome = bench("--url", server.url, "--trace", str(trace), *model)
             assert outcome.code == 2
             assert "512 tokens" in outcome.err and "--max-input-tokens 502" in outcome.err
         assert server.bodies == []
 
 
-async def test_a_sweep_is_a_page_with_its_curves_beside_an_earlier_one(tmp_path: Path) -> None:
+def test_a_sweep_is_a_page_with_its_curves_beside_an_earlier_one(
+    bench: Bench, tmp_path: Path
+) -> None:
     earlier, report = tmp_path / "before.json", tmp_path / "out.html"
     load = ("--num-requests", "6", "--input-tokens", "8", "--output-tokens", "2", "--warmup", "0")
-    async with serving(answer_with_timeline) as server:
+    with server_beside(answer_with_timeline) as server:
         sweep = ("--url", server.url, *load, "--sweep-rates", "50", "100")
-        first = await bench(*sweep, "--output", str(earlier), "--records")
-        second = await bench(*sweep, "--against", str(earlier), "--report", str(report))
+        first = bench(*sweep, "--output", str(earlier), "--records")
+        second = bench(*sweep, "--against", str(earlier), "--report", str(report))
     assert (first.code, second.code) == (0, 0), second.err
     assert "100%" in first.out and "prefill at 50 requests/s:\n" in first.out
     assert first.out.count("6 x remote: uncached N > max_local_prefill_length N") == 2
@@ -139,7 +165,7 @@ async def test_a_sweep_is_a_page_with_its_curves_beside_an_earlier_one(tmp_path:
     assert "before: 50 requests/s" in page and page.endswith("</html>")
 
 
-async def test_two_servers_are_compared_in_turns_with_the_same_load(tmp_path: Path) -> None:
+def test_two_servers_are_compared_in_turns_with_the_same_load(bench: Bench, tmp_path: Path) -> None:
     output = tmp_path / "results.json"
     order: list[str] = []
 
@@ -151,8 +177,8 @@ async def test_two_servers_are_compared_in_turns_with_the_same_load(tmp_path: Pa
 
         return answer
 
-    async with serving(named("A")) as a, serving(named("B")) as b:
-        outcome = await bench(
+    with server_beside(named("A")) as a, server_beside(named("B")) as b:
+        outcome = bench(
             *("--url", a.url, "--compare-url", b.url, "--rounds", "2", "--warmup", "1"),
             *("--num-requests", "3", "--input-tokens", "20", "--input-stddev", "5"),
             *("--seed", "7", "--output", str(output)),
@@ -169,12 +195,13 @@ async def test_two_servers_are_compared_in_turns_with_the_same_load(tmp_path: Pa
     assert "prefix cache" in outcome.err  # the seed is fixed
 
 
-async def test_breakdowns_are_compared_and_a_server_without_one_is_no_obstacle(
+def test_breakdowns_are_compared_and_a_server_without_one_is_no_obstacle(
+    bench: Bench,
     tmp_path: Path,
 ) -> None:
     output = tmp_path / "results.json"
-    async with serving() as plain, serving(answer_with_timeline) as telling:
-        outcome = await bench(
+    with server_beside() as plain, server_beside(answer_with_timeline) as telling:
+        outcome = bench(
             *("--url", plain.url, "--compare-url", telling.url, "--rounds", "2", "--warmup", "0"),
             *("--num-requests", "2", "--output", str(output)),
         )
@@ -189,12 +216,13 @@ async def test_breakdowns_are_compared_and_a_server_without_one_is_no_obstacle(
     assert (remote["queue"]["p50"], remote["verification"]["p99"]) == (3.0, 0.5)
 
 
-async def test_the_error_of_predicted_first_tokens_is_shown_where_the_server_sends_them(
+def test_the_error_of_predicted_first_tokens_is_shown_where_the_server_sends_them(
+    bench: Bench,
     tmp_path: Path,
 ) -> None:
     output = tmp_path / "results.json"
-    async with serving(answer_with_timeline) as server:
-        outcome = await bench("--url", server.url, "--num-requests", "3", "--output", str(output))
+    with server_beside(answer_with_timeline) as server:
+        outcome = bench("--url", server.url, "--num-requests", "3", "--output", str(output))
     assert outcome.code == 0, outcome.err
     line = "prediction  of 3 first tokens: median error 20.0%, 100.0% within 50 %"
     assert line in outcome.out
@@ -202,12 +230,12 @@ async def test_the_error_of_predicted_first_tokens_is_shown_where_the_server_sen
     assert errors == {"num_samples": 3, "median": pytest.approx(0.2), "share_within_half": 1.0}
 
 
-async def test_a_run_that_fails_altogether_has_an_exit_code() -> None:
+def test_a_run_that_fails_altogether_has_an_exit_code(bench: Bench) -> None:
     async def answer(exchange: Exchange) -> None:
         await exchange.send_json(503, {"error": {"message": "no worker", "code": "unavailable"}})
 
-    async with serving(answer) as server:
-        outcome = await bench("--url", server.url, "--model", "m", "--num-requests", "3")
+    with server_beside(answer) as server:
+        outcome = bench("--url", server.url, "--model", "m", "--num-requests", "3")
     assert outcome.code == 1
     assert "3 x http_503 unavailable, the first: no worker" in outcome.out
 
@@ -226,13 +254,22 @@ async def test_ctrl_c_shows_what_was_measured_so_far(tmp_path: Path) -> None:
         await answer_in_full(exchange)
 
     async with serving(answer) as server:
-        process = await start("--url", server.url, "--warmup", "0", "--output", str(output))
+        process = await ChildProcess.start_piped(
+            [
+                *(sys.executable, "-m", "tandem.bench.cli", "--url", server.url),
+                *("--warmup", "0", "--output", str(output)),
+            ],
+            stdout=PIPE,
+            stderr=PIPE,
+            env={**os.environ, "COLUMNS": "200"},
+        )
         async with asyncio.timeout(60):
             await reached.wait()
         process.signal(signal.SIGINT)
-        outcome = await finish(process)
-    assert outcome.code == 130
-    assert "6 of 7 succeeded" in outcome.out
+        async with asyncio.timeout(60):
+            shown, _ = await output_of(process)
+    assert process.exit_code == 130
+    assert b"6 of 7 succeeded" in shown
     results = json.loads(output.read_text())
     assert results["interrupted"] is True
     assert results["summary"]["num_unfinished"] == 1
@@ -249,11 +286,11 @@ async def test_ctrl_c_shows_what_was_measured_so_far(tmp_path: Path) -> None:
         (["--compare", "disagg.policy=always_local", "disagg.policy=maybe"], "maybe"),
     ],
 )
-async def test_a_bad_option_is_one_line_and_exit_code_two(
-    arguments: list[str], reason: str
+def test_a_bad_option_is_one_line_and_exit_code_two(
+    bench: Bench, arguments: list[str], reason: str
 ) -> None:
-    async with serving() as server:
-        outcome = await bench("--url", server.url, *arguments)
+    with server_beside() as server:
+        outcome = bench("--url", server.url, *arguments)
     assert outcome.code == 2
     assert reason in outcome.err
     assert "Traceback" not in outcome.err

@@ -25,6 +25,7 @@ from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ProtocolError, ServiceError
 from tandem.runtime.plane.client import RequestClient
+from tests.launch.conftest import Tandem
 from tests.processes import line_until
 
 READY_TIMEOUT_S = 60.0
@@ -93,15 +94,20 @@ def start(tmp_path: Path) -> Iterator[Start]:
         served.close()
 
 
-def tandem(served: Served, *arguments: str) -> str:
+Command = Callable[..., str]
+
+
+@pytest.fixture
+def command(served: Served, tandem: Tandem, monkeypatch: pytest.MonkeyPatch) -> Command:
     """The output of another `tandem` command, which finds the cluster by itself."""
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "tandem.launch", *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"XDG_STATE_HOME": str(served.folder / "state")},
-    ).stdout
+    monkeypatch.setenv("XDG_STATE_HOME", str(served.folder / "state"))
+
+    def run(*arguments: str) -> str:
+        code, output, errors = tandem(*arguments)
+        assert code == 0, errors
+        return output
+
+    return run
 
 
 def answer_to(curl_line: str) -> dict[str, object]:
@@ -126,7 +132,9 @@ def test_the_printed_curl_line_gets_an_answer(served: Served) -> None:
     assert "content" in json.dumps(answer["choices"])
 
 
-def test_the_printed_link_opens_the_live_page_and_nothing_else_has_its_key(served: Served) -> None:
+def test_the_printed_link_opens_the_live_page_and_nothing_else_has_its_key(
+    served: Served, command: Command
+) -> None:
     (link,) = [line.split()[-1] for line in served.lines if "live page: " in line]
     page, _, key = link.partition("#key=")
     stream = urllib.request.Request(f"{page}/states", headers={"authorization": f"Bearer {key}"})
@@ -138,12 +146,12 @@ def test_the_printed_link_opens_the_live_page_and_nothing_else_has_its_key(serve
     refused.value.close()
     commands = [" ".join(psutil.Process(pid).cmdline()) for pid in served.children()]
     logs = [path.read_text() for path in (served.folder / "run").glob("*.*")]
-    for text in (*commands, *logs, tandem(served, "config", "show")):
+    for text in (*commands, *logs, command("config", "show")):
         assert key not in text
 
 
-def test_status_finds_the_cluster_and_shows_every_role(served: Served) -> None:
-    report = json.loads(tandem(served, "status", "--json"))
+def test_status_finds_the_cluster_and_shows_every_role(served: Served, command: Command) -> None:
+    report = json.loads(command("status", "--json"))
     states = [
         (r["state"], r["worker"]["load"]["role"] if r["worker"] else "")
         for r in report["instances"]
@@ -152,26 +160,30 @@ def test_status_finds_the_cluster_and_shows_every_role(served: Served) -> None:
     assert [(q["model"], q["num_jobs"], q["error"]) for q in report["queues"]] == [
         ("tandem-tiny", 0, "")
     ]
-    text = tandem(served, "status")
+    text = command("status")
     assert "thresholds: policy" in text
     assert "prefill queue of tandem-tiny: 0 jobs" in text
 
 
-def test_status_shows_what_a_planner_beside_the_workers_sees(served: Served) -> None:
+def test_status_shows_what_a_planner_beside_the_workers_sees(
+    served: Served, command: Command
+) -> None:
     expected = "planner (advise), tandem-tiny: every worker takes prompts as they come"
     deadline_s = time.perf_counter() + READY_TIMEOUT_S
-    while expected not in (text := tandem(served, "status")):
+    while expected not in (text := command("status")):
         assert time.perf_counter() < deadline_s, text
 
 
-def test_a_command_reaches_the_worker_that_it_names(served: Served) -> None:
-    report = json.loads(tandem(served, "status", "--json"))
+def test_a_command_reaches_the_worker_that_it_names(served: Served, command: Command) -> None:
+    report = json.loads(command("status", "--json"))
     ids = [r["instance"]["instance_id"] for r in report["instances"] if r["worker"]]
-    out = tandem(served, "control", ids[0], "clear-prefix-cache")
+    out = command("control", ids[0], "clear-prefix-cache")
     assert out.endswith("cached blocks are free\n")
 
 
-def test_other_users_of_the_machine_reach_nothing_but_http(served: Served) -> None:
+def test_other_users_of_the_machine_reach_nothing_but_http(
+    served: Served, command: Command
+) -> None:
     token_file, *_ = (served.folder / "run").glob("cluster_token")
     records = [*(served.folder / "state").rglob("*.json")]
     assert {path.stat().st_mode & 0o777 for path in (token_file, *records)} == {0o600}
@@ -180,8 +192,8 @@ def test_other_users_of_the_machine_reach_nothing_but_http(served: Served) -> No
     token = token_file.read_text()
     commands = [" ".join(psutil.Process(pid).cmdline()) for pid in served.children()]
     logs = [path.read_text() for path in (served.folder / "run").glob("*.log")]
-    status = tandem(served, "status", "--json")
-    shown = [tandem(served, "config", "show"), status, *served.lines]
+    status = command("status", "--json")
+    shown = [command("config", "show"), status, *served.lines]
     for text in (*commands, *logs, *shown):
         assert token not in text and password not in text
     socket = Path(cluster["etcd_endpoints"].removeprefix("unix://"))
@@ -205,20 +217,22 @@ async def refuses_strangers(nats_url: str, status: str) -> None:
     await client.close()
 
 
-def test_a_live_threshold_is_in_force_at_the_workers_within_a_second(served: Served) -> None:
-    before = json.loads(tandem(served, "status", "--json"))["thresholds"]
+def test_a_live_threshold_is_in_force_at_the_workers_within_a_second(
+    served: Served, command: Command
+) -> None:
+    before = json.loads(command("status", "--json"))["thresholds"]
     assert "ttft_target_ms" not in before, "it is not set"
-    tandem(served, "config", "set", "disagg.ttft_target_ms", "900")
-    tandem(served, "config", "set", "disagg.max_local_prefill_length", "77")
+    command("config", "set", "disagg.ttft_target_ms", "900")
+    command("config", "set", "disagg.max_local_prefill_length", "77")
     deadline_s = time.perf_counter() + 5
     log = served.folder / "run" / "worker-0.log"
     while "max_local_prefill_length is now 77" not in log.read_text():
         assert time.perf_counter() < deadline_s
         time.sleep(0.01)
-    report = json.loads(tandem(served, "status", "--json"))
+    report = json.loads(command("status", "--json"))
     assert report["thresholds"] == before | {"max_local_prefill_length": 77, "ttft_target_ms": 900}
-    tandem(served, "config", "unset", "disagg.ttft_target_ms")
-    tandem(served, "config", "unset", "disagg.max_local_prefill_length")
+    command("config", "unset", "disagg.ttft_target_ms")
+    command("config", "unset", "disagg.max_local_prefill_length")
 
 
 @pytest.mark.slow
@@ -233,34 +247,14 @@ def test_a_role_that_dies_is_started_again_and_it_is_said(served: Served) -> Non
     assert int(served.until(r"worker-0 is ready .*pid (\d+)")[1]) != pid
 
 
-@pytest.mark.parametrize(("topology", "num_workers"), [("aggregated", 1), ("disagg-1p1d", 2)])
-def test_a_topology_answers_and_one_interrupt_drains_it_and_leaves_nothing(
-    topology: str,
-    num_workers: int,
-    start: Start,
-    wait_until_gone: Callable[[Sequence[int]], None],
+def test_a_launcher_that_is_killed_while_it_starts_leaves_nothing(
+    start: Start, wait_until_gone: Callable[[Sequence[int]], None]
 ) -> None:
-    served = start("--topology", topology)
-    served.until("Ctrl-C stops")
-    assert answer_to(next(line for line in served.lines if line.startswith("curl ")))["choices"]
+    served = start("--topology", "aggregated", "--emulate", "h100/llama-3.1-8b")
+    served.until("loading llama-3.1-8b")
     children = served.children()
-    assert len(children) == 4 + num_workers  # nats, etcd, frontend, what workers are forks of
-    assert served.end(signal.SIGINT) == 0
-    wait_until_gone(children)
-    served.close()
-    assert "stopped; nothing is left running" in "".join(served.lines)
-    assert not list((served.folder / "run").glob("*-store-*"))
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_the_end_of_a_launcher_that_starts_leaves_nothing(
-    start: Start, wait_until_gone: Callable[[Sequence[int]], None], number: signal.Signals
-) -> None:
-    served = start("--topology", "aggregated")
-    served.until("loading tandem-tiny")
-    children = served.children()
-    assert len(children) == 5
-    assert served.end(number) == (0 if number == signal.SIGTERM else -number)
+    assert len(children) == 4  # nats, etcd, frontend, an emulated worker
+    assert served.end(signal.SIGKILL) == -signal.SIGKILL
     wait_until_gone(children)
 
 
@@ -273,3 +267,16 @@ def test_a_role_that_cannot_start_shows_the_end_of_its_log(start: Start, tmp_pat
     served.until(r"^error: decode-0 exited with 1 while starting; its log, .*decode-0.log, ends:")
     served.until(r"^error: model folder .*broken has no tokenizer.json")
     assert served.process.wait(timeout=READY_TIMEOUT_S) == 1
+
+
+def test_one_interrupt_drains_it_and_leaves_nothing(
+    served: Served, wait_until_gone: Callable[[Sequence[int]], None]
+) -> None:
+    """The last test of `served`."""
+    children = served.children()
+    assert len(children) == 7  # nats, etcd, frontend, planner, what two workers are forks of
+    assert served.end(signal.SIGINT) == 0
+    wait_until_gone(children)
+    served.close()
+    assert "stopped; nothing is left running" in "".join(served.lines)
+    assert not list((served.folder / "run").glob("*-store-*"))

@@ -149,6 +149,7 @@ def test_a_closed_terminal_drains_and_leaves_nothing(
 ) -> None:
     terminal, end = os.openpty()
     serve = [*TANDEM, "serve", "--port", "0", "--topology", "aggregated"]
+    serve += ["--emulate", "h100/llama-3.1-8b"]
     process = subprocess.Popen(
         ["setsid", "--ctty", *serve],
         stdin=end,
