@@ -71,6 +71,7 @@ async def remote_works(cluster: Cluster) -> None:
     await eventually(is_remote, pause_s=ASK_PAUSE_S)
 
 
+@pytest.mark.slow
 async def test_a_stopped_prefill_worker_is_given_up_within_three_seconds(cluster: Cluster) -> None:
     asked_at = time.perf_counter()
     undisturbed = await ask(cluster, 4, "local", LONG)
@@ -121,7 +122,13 @@ async def test_losing_nats_keeps_streams_going_and_prompts_local(cluster: Cluste
     await cluster.balanced()
 
 
-@pytest.mark.parametrize("empty", [False, True], ids=["same store", "empty store"])
+@pytest.mark.parametrize(
+    "empty",
+    [
+        pytest.param(False, id="same store", marks=pytest.mark.slow),
+        pytest.param(True, id="empty store"),
+    ],
+)
 async def test_losing_etcd_stops_nothing_and_everyone_comes_back(
     cluster: Cluster, empty: bool
 ) -> None:
@@ -170,13 +177,8 @@ async def is_idle(cluster: Cluster) -> bool:
     return all(worker.load.num_running == 0 for worker in await cluster.statuses("decode"))
 
 
-@pytest.mark.parametrize(
-    ("name", "is_noticed"),
-    [
-        pytest.param("decode0", is_unhealthy, id="decode"),
-        pytest.param("frontend", is_idle, id="frontend", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "is_noticed"), [("decode0", is_unhealthy), ("frontend", is_idle)])
 async def test_a_pause_is_noticed_within_three_seconds_and_costs_a_pause_and_nothing_else(
     cluster: Cluster, name: str, is_noticed: Callable[[Cluster], Awaitable[bool]]
 ) -> None:

@@ -138,7 +138,7 @@ async def test_fixed_roles_send_prompts_away_that_wait_for_a_batch_row(tmp_path:
 
 @pytest.mark.parametrize(
     "topology",
-    ["disagg-2p2d", pytest.param("disagg-1p1d", marks=pytest.mark.slow)],
+    ["disagg-1p1d", pytest.param("disagg-2p2d", marks=pytest.mark.slow)],
 )
 async def test_fixed_roles_send_long_prompts_away_from_many_answers(
     topology: str, tmp_path: Path
@@ -148,7 +148,7 @@ async def test_fixed_roles_send_long_prompts_away_from_many_answers(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("topology", ["disagg-1p1d", "disagg-2p2d", "workers"])
+@pytest.mark.parametrize("topology", ["disagg-1p1d", "workers"])
 async def test_workers_on_shared_cores_predict_each_place(topology: str, tmp_path: Path) -> None:
     async with served(topology, tmp_path) as client:
         await client.go_as_predicted()

@@ -29,6 +29,7 @@ SLOW_MACHINE = ("--engine.threads=1", "--disagg.claim_timeout_ms=20000")
 PROMPTS = [f"{name} wrote a letter about the {thing}" for name in "AB" for thing in "xyz"]
 
 
+@pytest.mark.slow
 async def test_a_topology_of_two_widths_has_the_answers_of_one(tmp_path: Path) -> None:
     (tmp_path / "widths.yaml").write_text(TOPOLOGY)
     async with (

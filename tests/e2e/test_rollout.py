@@ -89,12 +89,11 @@ class Load:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("topology", ["disagg-1p1d", "aggregated"])
 async def test_every_process_is_replaced_under_load_without_a_failed_request(
-    topology: str, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     flags = ("--planner", "advise", "--disagg.max_local_prefill_length=64")
-    async with serving(topology, tmp_path, *flags) as url:
+    async with serving("disagg-1p1d", tmp_path, *flags) as url:
         load, before = Load(url), await pids(tmp_path)
         await load.learn()
         async with asyncio.TaskGroup() as group:

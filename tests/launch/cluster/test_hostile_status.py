@@ -45,7 +45,7 @@ STATUSES = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 @given(st.lists(STATUSES, min_size=1, max_size=2))
 def test_a_worker_is_shown_whatever_it_answers(answers: list[WorkerStatus]) -> None:
     board, console = Board(), wide_console()

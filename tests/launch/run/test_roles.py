@@ -29,12 +29,6 @@ def test_compute_threads_wait_briefly_unless_the_environment_says_otherwise(
     assert os.environ["GOMP_SPINCOUNT"] == str(SPIN_COUNT)
 
 
-def test_pytorch_is_not_loaded_before_that() -> None:
-    script = "import sys, tandem.launch.run.roles; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, check=True)
-    assert done.stdout.strip() == b"False"
-
-
 def test_a_worker_loads_no_compilers_and_no_parts_of_a_frontend() -> None:
     """PyTorch's import alone is more than half of a worker's memory beside pool and weights."""
     rooms = ["decode.worker", "prefill.worker", "engine.execution.model_runner"]

@@ -39,8 +39,15 @@ def run_with_changes(
     return [len(record.output_times_s) for record in outcome.records]
 
 
-@pytest.mark.parametrize("policy", [Policy.ADAPTIVE, Policy.ALWAYS_REMOTE, Policy.ALWAYS_LOCAL])
-@pytest.mark.parametrize("name", ["1P 3D", "2P 2D", "workers"])
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        ("1P 3D", Policy.ADAPTIVE),
+        ("2P 2D", Policy.ALWAYS_REMOTE),
+        ("workers", Policy.ADAPTIVE),
+        ("workers", Policy.ALWAYS_LOCAL),
+    ],
+)
 def test_no_token_is_lost_or_repeated_while_roles_change(name: str, policy: Policy) -> None:
     setup = setup_of(DisaggConfig.model_validate({"policy": policy}))
     changes: list[tuple[float, int, WorkerRole]] = [
