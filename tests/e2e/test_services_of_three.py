@@ -54,9 +54,7 @@ async def until_more(record: Record, count: int) -> None:
     await eventually(lambda: record.num_remote >= num_remote + count)
 
 
-@pytest.mark.parametrize(
-    ("part", "how"), [("", "killed"), ("tickets", "killed"), ("tickets", "frozen")]
-)
+@pytest.mark.parametrize(("part", "how"), [("", "killed"), ("tickets", "frozen")])
 async def test_a_nats_cluster_that_loses_a_leader_costs_no_answer(
     cluster: ClusterOfThrees, load: StreamLoad, part: str, how: str
 ) -> None:

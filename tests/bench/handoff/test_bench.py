@@ -68,6 +68,7 @@ def test_the_handover_is_what_is_left_without_the_wire() -> None:
     assert found["streaming_256_ratio"].value == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 async def test_what_did_not_arrive_gives_no_figure() -> None:
     async with wire(QUICK.shape) as between:
         await between.write(adjacent(4), checked=True)

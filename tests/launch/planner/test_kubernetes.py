@@ -11,11 +11,9 @@ import pytest
 
 from tandem.launch.planner import kubernetes
 from tandem.launch.planner.kubernetes import KubernetesApi, KubernetesExecutor
-from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import ConfigError, ServiceError
 from tandem.runtime.tasks import cancel
 from tandem.runtime.wire.cluster_messages import Instance
-from tests.launch.planner.test_process import planned
 from tests.services import eventually
 
 NAMESPACE = "prod"
@@ -203,15 +201,3 @@ def test_a_pod_and_a_role_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for each in ("both=mine", "worker=", "mine"):
         with pytest.raises(ConfigError, match="ROLE=NAME with a role of worker, decode, prefill"):
             KubernetesExecutor(api, [each], 30.0)
-
-
-async def test_a_planner_has_more_pods_where_no_role_helps(
-    runtime_config: RuntimeConfig, tmp_path: Path
-) -> None:
-    async with kubernetes_of(tmp_path) as (cluster, api):
-        cluster.deploy("mine-prefill", 1)
-        executor = executor_of(api)
-        flags = ("act", "--planner.max_workers=5")
-        async with planned(runtime_config, *flags, executor=executor) as (_, workers):
-            await eventually(lambda: cluster.replicas("mine-prefill") == 2)
-            assert sum(worker.role == "prefill" for worker in workers) == 3

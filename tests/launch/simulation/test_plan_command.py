@@ -1,7 +1,6 @@
 """`tandem plan` as a command."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -10,9 +9,9 @@ import pytest
 from tandem.config.topology import parse_topology
 from tandem.launch.simulation import command
 from tandem.runtime.process import progress
-from tests.launch.simulation.setups import FIGURES, write_trace
+from tests.launch.conftest import Tandem
+from tests.launch.simulation.setups import FIGURES
 
-Tandem = Callable[..., tuple[int, str, str]]
 LOAD = ("--request-rate", "8", "--num-requests", "40", "--input-tokens", "1500")
 
 
@@ -68,16 +67,6 @@ def test_every_layout_is_drawn(tandem: Tandem, costs: tuple[str, str], tmp_path:
     plot = tmp_path / "plan.png"
     assert tandem("plan", *costs, *LOAD, "--plot", str(plot))[0] == 0
     assert plot.read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_same_command_prints_the_same_figures(
-    tandem: Tandem, costs: tuple[str, str], tmp_path: Path
-) -> None:
-    trace = write_trace(
-        tmp_path / "trace.jsonl", *((i * 90.0, 1500, 9, [i % 3, 9, i]) for i in range(30))
-    )
-    words = ("plan", *costs, "--trace", str(trace), "--workers", "3", "--json", "--seed", "5")
-    assert tandem(*words)[:2] == tandem(*words)[:2]
 
 
 def test_layouts_of_an_emulated_device_are_planned_without_a_worker(tandem: Tandem) -> None:
