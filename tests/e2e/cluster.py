@@ -23,6 +23,7 @@ from tandem.frontend.config import new_page_key
 from tandem.launch.serve.role_process import MODULES
 from tandem.models.paths import BUNDLED_MODEL
 from tandem.models.random_model import write_random_model
+from tandem.runtime.address import new_id
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import ServiceError, TandemError
@@ -260,6 +261,21 @@ class Cluster:
                     and load.num_running == load.num_waiting == 0
                     for load in loads
                 ):
+                    return
+                await asyncio.sleep(0.05)
+
+    async def remote_works(self) -> None:
+        """Until a prompt is prefilled remotely; every answer is one."""
+        async with asyncio.timeout(SETTLE_TIMEOUT_S):
+            while True:
+                answer = await self.complete(
+                    [5] * 100,
+                    max_tokens=2,
+                    cache_salt=new_id(),
+                    headers={"x-tandem-prefill": "remote"},
+                )
+                assert answer.status == 200, answer.body
+                if answer.place == "remote":
                     return
                 await asyncio.sleep(0.05)
 

@@ -1,4 +1,4 @@
-"""Answers of the whole stack: those of public clients, of either place, policy and cache."""
+"""Answers of the whole stack: of each API, place, policy and cache, and while parts of it die."""
 
 import asyncio
 import contextlib
@@ -7,6 +7,8 @@ import json
 import random
 import re
 import shlex
+import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from tandem.runtime.errors import NotFoundError
 from tandem.runtime.wire.explain_messages import PromptExplanation
 from tests.config.configs import config_of
 from tests.e2e.cluster import Answer, Cluster
+from tests.services import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -312,6 +315,77 @@ async def test_an_explained_request_has_every_place_that_was_considered_and_what
 
     with pytest.raises(NotFoundError, match=r"no decode worker .*1 asked.* 'nobody'"):
         await explain(config, "nobody")
+
+
+# ---- parts that die ------------------------------------------------------------------------------
+
+
+async def ask(cluster: Cluster, seed: int, place: str, num_tokens: int = 100) -> Answer:
+    return await cluster.complete(
+        random.Random(seed).choices(range(3, 1000), k=num_tokens),
+        max_tokens=12,
+        cache_salt=f"{time.monotonic_ns()}",
+        **GREEDY,
+        **asking(place),
+    )
+
+
+async def caught_in_the_act(cluster: Cluster, seed: int) -> asyncio.Task[Answer]:
+    """A long prompt that a prefill worker computes now. On a fast machine it takes some tries."""
+    while True:
+        asking = asyncio.create_task(ask(cluster, seed, "remote", LONG))
+        while not asking.done():
+            if any(w.details["num_jobs"] for w in await cluster.statuses("prefill")):
+                return asking
+        assert (await asking).place == "remote"
+
+
+async def test_the_end_of_a_prefill_worker_costs_time_and_nothing_else(cluster: Cluster) -> None:
+    undisturbed = await ask(cluster, 5, "local", LONG)
+    asking = await caught_in_the_act(cluster, 5)
+    cluster.send_signal("prefill0", signal.SIGKILL)
+    answer = await asking
+    assert (answer.status, answer.text) == (200, undisturbed.text)
+    await cluster.end("prefill0")
+    await cluster.start("prefill0", "prefill")
+    await cluster.ready(1, 1)
+    await cluster.remote_works()
+    await cluster.balanced()
+
+
+async def test_losing_nats_keeps_streams_going_and_prompts_local(cluster: Cluster) -> None:
+    streaming = asyncio.create_task(
+        cluster.complete([5, 6, 7], max_tokens=2000, ignore_eos=True, stream=True, temperature=0)
+    )
+    undisturbed = await ask(cluster, 6, "local")
+    child = cluster.nats.child
+    child.kill()
+    await child.wait()
+
+    async def is_local() -> bool:
+        answer = await ask(cluster, 6, "remote")
+        assert (answer.status, answer.text) == (200, undisturbed.text)
+        return answer.place == "local"
+
+    await eventually(is_local, pause_s=0.2)
+    await cluster.nats.restart(empty=True)
+    await cluster.remote_works()
+    streamed = await streaming
+    assert streamed.status == 200 and streamed.chunks[-1]["choices"][0]["finish_reason"] == "length"
+    await cluster.balanced()
+
+
+async def test_losing_etcd_stops_nothing_and_everyone_comes_back(cluster: Cluster) -> None:
+    child = cluster.etcd.child
+    child.kill()
+    await child.wait()
+    for place in ("local", "remote"):
+        answer = await ask(cluster, 7, place)
+        assert (answer.status, answer.place) == (200, place)
+    await cluster.etcd.restart(empty=True)
+    await cluster.ready(1, 1)
+    await cluster.set_config("disagg.max_local_prefill_length", 900)
+    await cluster.remote_works()
 
 
 async def test_the_pools_balance_afterwards(cluster: Cluster) -> None:

@@ -1,12 +1,6 @@
 """Prompts scored through the whole stack: as transformers scores them, wherever they are sent."""
 
-import asyncio
-import importlib.util
-import json
-import os
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,18 +65,6 @@ def questions() -> list[dict[str, Any]]:
     ]
 
 
-def write_task(folder: Path, docs: list[dict[str, Any]]) -> None:
-    (folder / "docs.jsonl").write_text("".join(json.dumps(doc) + "\n" for doc in docs))
-    task = {
-        "task": "capitals", "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(folder / "docs.jsonl")}},
-        "test_split": "test", "output_type": "multiple_choice", "doc_to_text": "{{question}}",
-        "doc_to_choice": "{{choices}}", "doc_to_target": "{{answer}}",
-        "metric_list": [{"metric": "acc"}],
-    }  # fmt: skip
-    (folder / "capitals.yaml").write_text(json.dumps(task))  # JSON is YAML
-
-
 def scored_docs(score: Score, docs: list[dict[str, Any]]) -> list[list[tuple[float, bool]]]:
     """Sum of log probabilities of each choice of each doc, and True where it is the likeliest."""
     tokenizer, found = AutoTokenizer.from_pretrained(BUNDLED_MODEL), []
@@ -115,29 +97,3 @@ async def test_a_client_that_scores_choices_in_batches_gets_its_sums(
             assert sum(own) == pytest.approx(total, abs=1e-3)
             best = [max(top.values()) for top in tops]
             assert (own == best) == is_greedy
-
-
-@pytest.mark.skipif(not importlib.util.find_spec("lm_eval"), reason="needs lm-eval[api]")
-async def test_the_evaluation_harness_scores_a_task(
-    cluster: Cluster, score: Score, tmp_path: Path
-) -> None:
-    docs = questions()
-    write_task(tmp_path, docs)
-    program = [str(Path(__file__).with_name("lm_eval_run.py")), str(BUNDLED_MODEL)]
-    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache")}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, *program, f"{cluster.base_url}/v1/completions", str(tmp_path),
-        env={**os.environ, **offline}, stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    async with asyncio.timeout(180):
-        output, _ = await process.communicate()
-    assert process.returncode == 0
-    found = json.loads(output.decode().splitlines()[-1])
-    right = []
-    for number, (doc, scores) in enumerate(zip(docs, scored_docs(score, docs), strict=True)):
-        sums, greedy = zip(*scores, strict=True)
-        right.append(sums.index(max(sums)) == doc["answer"])
-        given = found["scores"][str(number)]
-        assert [pair[0] for pair in given] == pytest.approx(sums, abs=1e-3)
-        assert [pair[1] for pair in given] == list(greedy)
-    assert found["acc"] == pytest.approx(sum(right) / len(right))

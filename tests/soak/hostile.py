@@ -307,25 +307,9 @@ async def _judge_cluster(verdict: Verdict, cluster: Cluster, memory: Memory) -> 
     try:
         await cluster.ready(1, 1)
         await cluster.balanced()
-        await _remote_works(cluster)
+        await cluster.remote_works()
     except (TimeoutError, AssertionError) as error:
         verdict.violations.append(f"the cluster does not recover: {type(error).__name__} {error}")
-
-
-async def _remote_works(cluster: Cluster) -> None:
-    """Wait until a prompt is prefilled remotely again."""
-    async with asyncio.timeout(SETTLE_TIMEOUT_S):
-        for number in itertools.count():
-            answer = await cluster.complete(
-                [5] * 100,
-                max_tokens=2,
-                cache_salt=f"after {number}",
-                headers={"x-tandem-prefill": "remote"},
-            )
-            assert answer.status == 200, answer.body
-            if answer.place == "remote":
-                return
-            await asyncio.sleep(0.05)
 
 
 def main() -> int:
