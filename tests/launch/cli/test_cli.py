@@ -4,13 +4,12 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-Tandem = Callable[..., tuple[int, str, str]]
+from tests.launch.conftest import Tandem
 
 COMMANDS = ["serve", "run", "frontend", "prefill", "decode", "status", "plan", "doctor"]
 CONFIG_COMMANDS = ["show", "get", "set", "unset", "watch"]

@@ -3,7 +3,6 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -17,8 +16,7 @@ from tandem.runtime.process.lifecycle import started
 from tandem.runtime.store.discovery import config_key, model_key
 from tandem.runtime.store.etcd import EtcdDiscovery
 from tandem.runtime.wire.cluster_messages import ModelCard
-
-Tandem = Callable[..., tuple[int, str, str]]
+from tests.launch.conftest import Tandem
 
 KEY = "disagg.max_local_prefill_length"
 

@@ -1,5 +1,4 @@
 import json
-from collections.abc import Callable
 
 import pytest
 
@@ -7,8 +6,7 @@ from tandem.launch.doctor import checks_parts
 from tandem.runtime.errors import ServiceError
 from tandem.runtime.local import checks_machine
 from tests.config.configs import config_of
-
-Tandem = Callable[..., tuple[int, str, str]]
+from tests.launch.conftest import Tandem
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -11,23 +10,16 @@ import pytest
 
 from tandem.launch.slurm.deployment import JobOptions
 from tandem.launch.slurm.scripts import WORKER, render
-from tests.hosts import Hosts, require_hosts
-from tests.launch.slurm.slurm_cluster import PROGRAMS, SlurmCluster
+from tests.launch.slurm.slurm_cluster import SlurmCluster
 from tests.launch.slurm.unsubmitted import deployment_in
 from tests.services import eventually
 
 pytestmark = pytest.mark.slow
+NUM_HOSTS, NODE = 1, {"num_cpus": 4, "has_gpus": True}
 
 PROGRAM = (
     "import os, time; print('GPU', os.environ['CUDA_VISIBLE_DEVICES'], flush=True); time.sleep(600)"
 )
-
-
-@pytest.fixture(scope="module")
-def slurm() -> Iterator[SlurmCluster]:
-    require_hosts(*PROGRAMS)
-    with Hosts(1) as hosts, SlurmCluster(hosts, num_cpus=4, has_gpus=True) as slurm:
-        yield slurm
 
 
 def script_in(folder: Path, num_cpus: int) -> Path:

@@ -6,15 +6,12 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
-from tests.hosts import Hosts, require_hosts
-from tests.launch.slurm.slurm_cluster import PROGRAMS, SlurmCluster, processes_of
-from tests.launch.slurm.slurm_deployment import COMMAND_S, Tandem, deployed
+from tests.launch.slurm.slurm_cluster import processes_of
+from tests.launch.slurm.slurm_deployment import COMMAND_S, Tandem
 from tests.services import eventually
 from tests.stream_load import StreamLoad
 
@@ -23,29 +20,9 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),
 ]
-
-
-@pytest.fixture(scope="module")
-def slurm() -> Iterator[SlurmCluster]:
-    require_hosts(*PROGRAMS)
-    with Hosts(2) as hosts, SlurmCluster(hosts, num_cpus=3) as slurm:
-        yield slurm
-
-
-@pytest.fixture(scope="module")
-def tandem(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tandem]:
-    bounds = ("--planner.min_workers=2", "--planner.max_workers=2")
-    words = ("--workers", "1", "--no-standby", "--planner", "advise", *bounds)
-    with deployed(slurm, tmp_path_factory.mktemp("shared"), *words) as tandem:
-        yield tandem
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def load(tandem: Tandem) -> AsyncIterator[StreamLoad]:
-    async with StreamLoad(lambda: tandem.services().get("http_url"), "model") as load:
-        await load.first_answer_s()
-        await load.take_references()
-        yield load
+NUM_HOSTS, NODE = 2, {"num_cpus": 3}
+BOUNDS = ("--planner.min_workers=2", "--planner.max_workers=2")
+UP = ("--workers", "1", "--no-standby", "--planner", "advise", *BOUNDS)
 
 
 async def set_live(tandem: Tandem, key: str, value: str) -> None:

@@ -7,26 +7,18 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.hosts import Hosts, require_hosts
-from tests.launch.slurm.slurm_cluster import PROGRAMS, SlurmCluster, processes_of
+from tests.launch.slurm.slurm_cluster import SlurmCluster, processes_of
 from tests.services import eventually
 from tests.stream_load import StreamLoad
 
 pytestmark = pytest.mark.slow
+NUM_HOSTS, NODE = 1, {"num_cpus": 4}
 
 COMMAND_S = 100.0
-
-
-@pytest.fixture(scope="module")
-def slurm() -> Iterator[SlurmCluster]:
-    require_hosts(*PROGRAMS)
-    with Hosts(1) as hosts, SlurmCluster(hosts, num_cpus=4) as slurm:
-        yield slurm
 
 
 def tandem(slurm: SlurmCluster, *words: str) -> "subprocess.CompletedProcess[str]":

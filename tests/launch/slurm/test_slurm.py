@@ -4,14 +4,11 @@ import os
 import re
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
 
 import pytest
-import pytest_asyncio
 
-from tests.hosts import Hosts, require_hosts
-from tests.launch.slurm.slurm_cluster import PROGRAMS, SlurmCluster, processes_of
-from tests.launch.slurm.slurm_deployment import Tandem, deployed
+from tests.launch.slurm.slurm_cluster import processes_of
+from tests.launch.slurm.slurm_deployment import Tandem
 from tests.services import eventually
 from tests.stream_load import StreamLoad
 
@@ -20,30 +17,10 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.asyncio(loop_scope="module"),
 ]
+NUM_HOSTS, NODE = 3, {"num_cpus": 3}
+UP = ("--workers", "2")
 
 AFTER_ANSWERS = 60  # the load goes on so long after a host has died
-
-
-@pytest.fixture(scope="module")
-def slurm() -> Iterator[SlurmCluster]:
-    require_hosts(*PROGRAMS)
-    with Hosts(3) as hosts, SlurmCluster(hosts, num_cpus=3) as slurm:
-        yield slurm
-
-
-@pytest.fixture(scope="module")
-def tandem(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tandem]:
-    with deployed(slurm, tmp_path_factory.mktemp("shared"), "--workers", "2") as tandem:
-        yield tandem
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def load(tandem: Tandem) -> AsyncIterator[StreamLoad]:
-    async with StreamLoad(lambda: tandem.services().get("http_url"), "model") as load:
-        tandem.up_s += await load.first_answer_s()
-        print(f"up to the first answer: {tandem.up_s:.1f} s")
-        await load.take_references()
-        yield load
 
 
 async def test_the_address_answers_and_the_files_are_private(

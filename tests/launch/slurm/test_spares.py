@@ -1,14 +1,10 @@
 """Nodes of a real Slurm that die, where a spare worker stands by for them, or nothing does."""
 
 import time
-from collections.abc import AsyncIterator, Iterator
 
 import pytest
-import pytest_asyncio
 
-from tests.hosts import Hosts, require_hosts
-from tests.launch.slurm.slurm_cluster import PROGRAMS, SlurmCluster
-from tests.launch.slurm.slurm_deployment import Tandem, deployed
+from tests.launch.slurm.slurm_deployment import Tandem
 from tests.services import eventually
 from tests.stream_load import StreamLoad
 
@@ -17,29 +13,8 @@ pytestmark = [
     pytest.mark.timeout(240),
     pytest.mark.asyncio(loop_scope="module"),
 ]
-
-
-@pytest.fixture(scope="module")
-def slurm() -> Iterator[SlurmCluster]:
-    require_hosts(*PROGRAMS)
-    with Hosts(4) as hosts, SlurmCluster(hosts, num_cpus=1) as slurm:  # one job on each
-        yield slurm
-
-
-@pytest.fixture(scope="module")
-def tandem(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tandem]:
-    folder = tmp_path_factory.mktemp("shared")
-    words = ("--workers", "1", "--spare", "1", "--no-standby")
-    with deployed(slurm, folder, *words) as tandem:
-        yield tandem
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def load(tandem: Tandem) -> AsyncIterator[StreamLoad]:
-    async with StreamLoad(lambda: tandem.services().get("http_url"), "model") as load:
-        await load.first_answer_s()
-        await load.take_references()
-        yield load
+NUM_HOSTS, NODE = 4, {"num_cpus": 1}  # one job on each
+UP = ("--workers", "1", "--spare", "1", "--no-standby")
 
 
 async def test_a_spare_worker_takes_the_answers_of_a_host_that_dies(
