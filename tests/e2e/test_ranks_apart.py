@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
@@ -14,21 +15,21 @@ from tests.e2e.dying_rank import WHEN_VARIABLE
 from tests.e2e.test_ranks import eight_times, prompt
 from tests.services import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
 APART = ("-m", "tests.e2e.apart_worker", "")
 FLAGS = ("--engine.threads=1", "--disagg.claim_timeout_ms=20000")
 
 
-@pytest.fixture
-def num_kv_heads() -> int:
-    return 2
-
-
-@pytest_asyncio.fixture
-async def cluster(tmp_path: Path, num_kv_heads: int) -> AsyncIterator[Cluster]:
-    model = write_sensitive_model(tmp_path / "model", num_kv_heads)
-    async with Cluster(tmp_path, model) as cluster:
+@asynccontextmanager
+async def decode_workers(folder: Path, num_kv_heads: int) -> AsyncIterator[Cluster]:
+    """A decode worker of one rank and one of two."""
+    model = write_sensitive_model(folder / "model", num_kv_heads)
+    async with Cluster(folder, model) as cluster:
         await cluster.start("frontend", "frontend")
         await cluster.start("d1", "decode", *FLAGS)
         await cluster.start("d2", "decode", "--tp", "2", *FLAGS, entry=APART)
@@ -36,10 +37,14 @@ async def cluster(tmp_path: Path, num_kv_heads: int) -> AsyncIterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.parametrize("num_kv_heads", [2, 1])
-async def test_kv_goes_from_two_ranks_to_two_and_to_one_and_from_one_to_two(
-    cluster: Cluster,
-) -> None:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+    async with decode_workers(tmp_path_factory.mktemp("cluster"), 2) as cluster:
+        yield cluster
+
+
+async def hand_over_between_all(cluster: Cluster) -> None:
+    """Hand KV of a prefill worker of two ranks to each decode worker, and then that of one rank."""
     index = 0
     for flags, entry in ((("--tp", "2"), APART), ((), ("-m", "tandem.launch"))):
         await cluster.start("p", "prefill", *flags, *FLAGS, entry=entry)
@@ -58,6 +63,17 @@ async def test_kv_goes_from_two_ranks_to_two_and_to_one_and_from_one_to_two(
         await cluster.end("p")
 
 
+async def test_kv_goes_from_two_ranks_to_two_and_to_one_and_from_one_to_two(
+    cluster: Cluster,
+) -> None:
+    await hand_over_between_all(cluster)
+
+
+async def test_kv_of_one_head_that_two_ranks_have_goes_between_them_all(tmp_path: Path) -> None:
+    async with decode_workers(tmp_path, num_kv_heads=1) as cluster:
+        await hand_over_between_all(cluster)
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_rank_killed_in_a_handoff_ends_its_worker_and_the_answers_are_the_same(
     cluster: Cluster, when: str, monkeypatch: pytest.MonkeyPatch
@@ -66,7 +82,7 @@ async def test_a_rank_killed_in_a_handoff_ends_its_worker_and_the_answers_are_th
     entry = ("-m", "tests.e2e.apart_worker", "tests.e2e.dying_rank")
     await cluster.start("p", "prefill", "--tp", "2", *FLAGS, entry=entry)
     await cluster.ready(1, 2)
-    options = {"max_tokens": 16, "temperature": 0.8, "seed": 3}
+    options = {"max_tokens": 16, "temperature": 0.8, "seed": 3, "cache_salt": when}
 
     async def ask(index: int, place: str) -> str:
         headers = {"x-tandem-prefill": place}
@@ -89,6 +105,7 @@ async def test_a_rank_killed_in_a_handoff_ends_its_worker_and_the_answers_are_th
 
 
 async def test_no_rank_with_an_agent_outlives_its_killed_leader(cluster: Cluster) -> None:
+    """The last test of the cluster."""
     leader = psutil.Process(cluster.children["d2"].pid)
     [follower] = leader.children()
     leader.kill()

@@ -37,4 +37,4 @@ class Plan:
     attacks: tuple[Attack, ...] = ATTACKS
 
 
-PLAN = Plan(duration_s=120.0)
+PLAN = Plan(duration_s=60.0)
