@@ -7,6 +7,7 @@ import pytest
 
 from tandem.bench.kernels.__main__ import PROGRAM as KERNELS
 from tandem.bench.report.figures import Bound, Figure, at_most
+from tandem.bench.report.process import Ended
 from tandem.bench.report.sections import (
     Section,
     SectionOptions,
@@ -75,6 +76,15 @@ def test_a_section_that_only_its_name_starts_is_left_out(
     program = replace(KERNELS, sections=(hidden, replace(CEILINGS, name="usual")))
     assert set(run(program, tmp_path / "a.json")[1]["section_seconds"]) == {"usual"}
     assert set(run(program, tmp_path / "b.json", "ceilings")[1]["section_seconds"]) == {"ceilings"}
+
+
+def test_a_section_that_ends_with_an_error_is_named_with_its_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = Ended(3, b"", "no such module")
+    monkeypatch.setattr("tandem.bench.report.sections.run_bounded", lambda *_: ended)
+    code, whole = run(replace(KERNELS, sections=(CEILINGS,)), tmp_path / "a.json")
+    assert (code, whole["failures"]) == (1, {"ceilings": "exit 3: no such module"})
 
 
 def test_a_run_that_is_cut_has_written_the_sections_before(

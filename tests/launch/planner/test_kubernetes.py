@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import kmock
 import pytest
@@ -164,6 +165,23 @@ async def test_pods_that_an_earlier_planner_asked_for_count(tmp_path: Path) -> N
         assert cluster.replicas("mine-both") == 2
         cluster.most_ready = 2
         assert await starting == "1 pods of mine-both"
+
+
+async def test_an_api_server_that_does_not_answer_for_a_while_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with kubernetes_of(tmp_path) as (cluster, api):
+        cluster.deploy("mine-both", 1)
+        numbers, answers = count(), KubernetesApi.get
+
+        async def get(self: KubernetesApi, path: str) -> Any:
+            if next(numbers) == 1:  # the first after the change
+                raise ServiceError("it is away")
+            return await answers(self, path)
+
+        monkeypatch.setattr(KubernetesApi, "get", get)
+        assert await executor_of(api).start("both", 1) == "1 pods of mine-both"
+        assert next(numbers) > 2
 
 
 async def test_what_cannot_be_done_is_said(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tandem.config.model import EffectiveConfig
 from tandem.launch.cluster.status import read_cluster
 from tandem.launch.planner.executors import Executor, LocalExecutor
-from tandem.launch.planner.planner import Planner, Reading
+from tandem.launch.planner.planner import Change, Planner, Reading
 from tandem.launch.planner.process import PlannerProcess
 from tandem.runtime.address import EndpointAddress
 from tandem.runtime.bus.events import load_subject
@@ -290,6 +290,21 @@ async def test_without_a_supervisor_here_a_start_fails_in_a_sentence(
 ) -> None:
     with pytest.raises(ServiceError, match="no `tandem serve` here runs this cluster"):
         await LocalExecutor(runtime_config).start("both", 1)
+
+
+async def test_a_start_under_way_does_not_hold_up_the_end(runtime_config: RuntimeConfig) -> None:
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    planner = PlannerProcess(effective_of(runtime_config), LocalExecutor(runtime_config))
+    try:
+        await planner.startup()
+        start = asyncio.create_task(never())
+        planner._counting["m", "alike"] = Change("", "both", "", "start"), start
+        await planner.drain()
+        assert start.cancelled()
+    finally:
+        await planner.stop()
 
 
 async def test_of_two_planners_one_acts(runtime_config: RuntimeConfig) -> None:

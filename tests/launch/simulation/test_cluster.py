@@ -134,7 +134,7 @@ def test_answers_with_a_target_stand_on_few_workers_and_prompts_are_computed_on_
     None
 ):
     target = DisaggConfig.model_validate({"itl_target_ms": 40})
-    load = load_of(request_rate=8.0, num_requests=300, input_tokens=1500, output_tokens=100)
+    load = load_of(request_rate=8.0, num_requests=150, input_tokens=1500, output_tokens=100)
     setup = setup_of(target, figures=msgspec.structs.replace(FIGURES, num_blocks=8192))
     together, apart = (
         [record.output_times_s[0] - record.scheduled_s for record in records]

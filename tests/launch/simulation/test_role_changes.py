@@ -45,6 +45,7 @@ def run_with_changes(
         ("1P 3D", Policy.ADAPTIVE),
         ("2P 2D", Policy.ALWAYS_REMOTE),
         ("workers", Policy.ADAPTIVE),
+        ("workers", Policy.ALWAYS_REMOTE),
         ("workers", Policy.ALWAYS_LOCAL),
     ],
 )
