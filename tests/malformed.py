@@ -34,17 +34,14 @@ def garbage(seed: int = 5, number: int = 40) -> list[bytes]:
     return [*ODD, *NESTED, *drawn]
 
 
-def wrong_messages() -> Iterator[bytes]:
-    """Each tagged message, right at first, then with each of its fields of a wrong kind."""
+def wrong_messages() -> Iterator[list[bytes]]:
+    """For each tagged message: as it should be, then with each of its fields of a wrong kind."""
     for kind in every_message():
         tag = kind.__struct_config__.tag
-        if not isinstance(tag, str):
-            continue
-        fields = {"type": tag, **example(kind)}
-        yield msgspec.msgpack.encode(fields)
-        for name in kind.__struct_fields__:
-            for wrong in WRONG:
-                yield msgspec.msgpack.encode({**fields, name: wrong})
+        if isinstance(tag, str):
+            right = {"type": tag, **example(kind)}
+            changed = [{name: wrong} for name in kind.__struct_fields__ for wrong in WRONG]
+            yield [msgspec.msgpack.encode(right | each) for each in ({}, *changed)]
 
 
 def example(kind: type[Message]) -> dict[str, Any]:

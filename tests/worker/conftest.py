@@ -3,16 +3,28 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import pytest
+import pytest_asyncio
 
+from tandem.runtime.address import new_id
 from tandem.runtime.config import RuntimeConfig
 from tests.handoff_peer import tiny_model as tiny_model
+from tests.services import EtcdServer, NatsServer
 from tests.worker.pair import Pair
 
 
-@pytest.fixture
-async def pair(runtime_config: RuntimeConfig, tiny_model: Path) -> AsyncIterator[Pair]:
-    """Two workers of both roles; afterwards every block must be free or cached."""
-    async with Pair(runtime_config, tiny_model) as running:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def lasting_pair(nats: NatsServer, etcd: EtcdServer, tiny_model: Path) -> AsyncIterator[Pair]:
+    config = RuntimeConfig(namespace=new_id(), nats_url=nats.url, etcd_endpoints=etcd.url)
+    async with Pair(config, tiny_model) as running:
         yield running
-        await running.balanced()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def pair(lasting_pair: Pair) -> AsyncIterator[Pair]:
+    """Two workers of both roles, the same for a module's tests, and their prefix caches empty.
+
+    Afterwards every block must be free or cached.
+    """
+    await lasting_pair.forget()
+    yield lasting_pair
+    await lasting_pair.balanced()

@@ -149,3 +149,8 @@ class Pair:
             await eventually(
                 lambda pool=pool: pool.num_free + pool.num_cached == pool.num_blocks  # type: ignore[misc]
             )
+
+    async def forget(self) -> None:
+        """Empty the prefix caches."""
+        for each in (self.one, self.two):
+            await each.worker.loop.call(lambda engine: engine.block_pool.clear_cache())

@@ -15,6 +15,8 @@ from tandem.worker import controls
 from tests.decode.prefill_peer import fresh_prompt
 from tests.worker.pair import Both, Pair
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 
 async def send(pair: Pair, worker: Both, name: ControlName, duration_ms: int = 1000) -> str:
     control = encode(WorkerControl(name, duration_ms))
@@ -44,12 +46,12 @@ async def test_a_profile_has_the_steps_of_its_time(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controls.tempfile, "tempdir", str(tmp_path))
-    taking = asyncio.create_task(send(pair, pair.one, "profile", 300))
+    taking = asyncio.create_task(send(pair, pair.one, "profile", 100))
     while not taking.done():
         prompt = fresh_prompt(9, seed=3)
         answer = await pair.ask(pair.one, prompt, place="local")
         assert await answer.whole() == pair.undisturbed(prompt)
-    path = Path((await taking).removeprefix("300 ms of the engine are in "))
+    path = Path((await taking).removeprefix("100 ms of the engine are in "))
     assert "aten::" in read_private(path)
     assert list(path.parent.iterdir()) == [path]
 
@@ -82,12 +84,12 @@ async def test_one_profile_at_a_time(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controls.tempfile, "tempdir", str(tmp_path))
-    taking = [send(pair, pair.one, "profile", 500) for _ in range(2)]
+    taking = [send(pair, pair.one, "profile", 100) for _ in range(2)]
     outcomes = await asyncio.gather(*taking, return_exceptions=True)
     assert {type(outcome) for outcome in outcomes} == {str, UnavailableError}
 
 
-@pytest.mark.parametrize("duration_ms", [0, -1, controls.MAX_PROFILE_MS + 1, 10**12])
+@pytest.mark.parametrize("duration_ms", [0, controls.MAX_PROFILE_MS + 1])
 async def test_a_duration_out_of_bounds_is_named(pair: Pair, duration_ms: int) -> None:
     with pytest.raises(InvalidRequestError, match="duration_ms"):
         await send(pair, pair.one, "profile", duration_ms)

@@ -19,6 +19,8 @@ PROMPT = [7 + 3 * i % 250 for i in range(21)]
 KINDS = ("regex", "lark", "gbnf")  # short enough for the model's little pool
 STOP = StopConditions(max_tokens=60)
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 
 def sampling(seed: int) -> SamplingParams:
     return SamplingParams(temperature=1.2, seed=seed, logprobs=2)
@@ -44,13 +46,12 @@ async def test_a_remote_prefill_gives_the_answer_of_a_local_one(
 ) -> None:
     """The prefill worker draws the first token, the decode worker goes on after it."""
     tokenizer = Tokenizer.from_file(str(tiny_model / "tokenizer.json"))
-    for seed in range(4):
-        places: list[PrefillPlace] = ["remote", "local"]
-        remote, local = [await answered(pair, kind, seed, place) for place in places]
-        assert remote.token_ids == local.token_ids and remote.finish_reason == "stop"
-        assert CASES[kind].is_valid(tokenizer.decode(remote.token_ids))
-        for one, other in zip(remote.logprobs, local.logprobs, strict=True):
-            assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+    places: list[PrefillPlace] = ["remote", "local"]
+    remote, local = [await answered(pair, kind, 1, place) for place in places]
+    assert remote.token_ids == local.token_ids and remote.finish_reason == "stop"
+    assert CASES[kind].is_valid(tokenizer.decode(remote.token_ids))
+    for one, other in zip(remote.logprobs, local.logprobs, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
 
 
 @pytest.mark.parametrize("place", ["remote", "local"])
@@ -59,7 +60,7 @@ async def test_an_answer_resumes_under_its_grammar_on_another_worker(
 ) -> None:
     whole = await answered(pair, "lark", 3, "local")
     assert len(whole.token_ids) > 2
-    for cut in range(1, len(whole.token_ids)):
+    for cut in (1, len(whole.token_ids) // 2, len(whole.token_ids) - 1):
         answer = await pair.ask(
             pair.two,
             [*PROMPT, 3, *whole.token_ids[:cut]],

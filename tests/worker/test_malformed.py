@@ -8,6 +8,8 @@ from tests.decode.prefill_peer import fresh_prompt
 from tests.malformed import garbage, wrong_messages
 from tests.worker.pair import Pair
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 
 async def answered(pair: Pair, endpoint: str, payload: bytes) -> TandemError | None:
     """The error of a call to worker `one`; None: it has answered."""
@@ -41,12 +43,16 @@ async def test_every_endpoint_refuses_what_is_no_message_in_one_line(
 async def test_no_message_with_a_wrong_field_is_a_bug_of_any_endpoint(
     pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
-    payloads = list(wrong_messages())
-    assert len(payloads) > 300
+    num_sent = 0
     for endpoint in list(pair.one.node.server._handlers):
-        for payload in payloads:
-            error = await answered(pair, endpoint, payload)
-            assert not isinstance(error, InternalError), (endpoint, payload[:200])
+        for payloads in wrong_messages():
+            for payload in payloads:
+                error = await answered(pair, endpoint, payload)
+                assert not isinstance(error, InternalError), (endpoint, payload[:200])
+                num_sent += 1
+                if isinstance(error, InvalidRequestError) and error.param == "type":
+                    break  # it takes messages of other kinds
+    assert num_sent > 300
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
     prompt = fresh_prompt(21, seed=1)
     answer = await pair.ask(pair.one, prompt, place="remote")

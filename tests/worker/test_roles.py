@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tandem.engine.schedule.outputs import SequenceOutput
 from tandem.engine.schedule.sequence import Sequence
 from tandem.prefill import worker as prefill_worker
 from tandem.prefill.compute import PromptComputation
+from tandem.prefill.job import GIVE_BACK_DELAY_S
 from tandem.queue.jetstream import JetStreamDelivery
 from tandem.runtime.address import EndpointAddress, new_id
 from tandem.runtime.config import RuntimeConfig
@@ -31,6 +33,27 @@ from tests.services import EtcdServer, NatsServer, eventually
 from tests.worker.pair import Both, Pair
 
 LONG_S = 600.0
+
+
+@pytest.fixture
+async def pair(runtime_config: RuntimeConfig, tiny_model: Path) -> AsyncIterator[Pair]:
+    """Two workers of the test's own; afterwards every block must be free or cached."""
+    async with Pair(runtime_config, tiny_model) as running:
+        yield running
+        await running.balanced()
+
+
+@pytest.fixture
+def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The delays by which tickets are given back."""
+    noted, give_back = list[float](), JetStreamDelivery.give_back
+
+    async def note(delivery: JetStreamDelivery, delay_s: float = 0.0) -> None:
+        noted.append(delay_s)
+        await give_back(delivery, delay_s)
+
+    monkeypatch.setattr(JetStreamDelivery, "give_back", note)
+    return noted
 
 
 async def test_a_prompt_is_computed_by_the_other_worker_where_that_is_asked_for(pair: Pair) -> None:
@@ -87,12 +110,18 @@ async def test_a_worker_is_not_asked_for_a_prompt_beyond_its_context(
     assert not [each for each in caplog.records if each.levelname == "WARNING"]
 
 
-async def test_a_ticket_beyond_its_context_is_left_to_other_workers(pair: Pair) -> None:
-    pair.two.node.max_prompt_tokens = 16  # not yet known to the other one
-    prompt = fresh_prompt(21, seed=4)
+async def test_a_ticket_beyond_its_context_is_left_to_other_workers(
+    pair: Pair, delays: list[float]
+) -> None:
+    node, prompt = pair.two.node, fresh_prompt(21, seed=4)
+    longest, node.max_prompt_tokens = node.max_prompt_tokens, 16  # not yet known to the other one
     answer = await pair.ask(pair.one, prompt, place="remote")
+    await eventually(lambda: delays.count(GIVE_BACK_DELAY_S) > 2)
+    assert pair.one.decode.handoffs.num_unclaimed == 1
+    node.max_prompt_tokens = longest
     assert await answer.whole() == pair.undisturbed(prompt)
-    assert answer.report is not None and answer.report.place == "local"
+    assert answer.report is not None
+    assert answer.report.prefill_instance == node.instance_id
 
 
 @pytest.mark.parametrize(("role", "num_tokens"), [("both", 16), ("prefill", 16), ("decode", 2048)])
@@ -110,16 +139,12 @@ async def test_a_worker_that_begins_with_the_prompts_of_others_has_the_device_s_
 
 
 async def test_a_worker_with_a_prompt_of_its_own_takes_none_of_others(
-    runtime_config: RuntimeConfig, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    runtime_config: RuntimeConfig,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    delays: list[float],
 ) -> None:
     monkeypatch.setattr(prefill_worker, "TURN_S", LONG_S)
-    delays, give_back = list[float](), JetStreamDelivery.give_back
-
-    async def noted(delivery: JetStreamDelivery, delay_s: float = 0.0) -> None:
-        delays.append(delay_s)
-        await give_back(delivery, delay_s)
-
-    monkeypatch.setattr(JetStreamDelivery, "give_back", noted)
     async with Pair(runtime_config, tiny_model, policy="always_remote") as pair:
         pair.two.worker.own_prompts.add("a", 1)
         answer = await pair.ask(pair.one, fresh_prompt(21, seed=1))
@@ -137,6 +162,7 @@ async def test_a_worker_with_a_prompt_of_its_own_takes_none_of_others(
 async def test_tickets_have_their_turn_where_every_worker_is_as_busy(
     busy_by: str, runtime_config: RuntimeConfig, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(prefill_worker, "TURN_S", 0.1)
     async with Pair(runtime_config, tiny_model, policy="always_remote") as pair:
         for each in (pair.one, pair.two):
             if busy_by == "prompts":

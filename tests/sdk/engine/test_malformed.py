@@ -1,5 +1,7 @@
 """What a worker of the kit answers to a process of the cluster that sends it nonsense."""
 
+from itertools import chain
+
 import pytest
 
 from tandem.runtime.config import RuntimeConfig
@@ -30,9 +32,9 @@ async def test_every_endpoint_of_a_kit_worker_refuses_what_is_no_request(
 
         endpoints = [name for name in server._handlers if await answered(name, b"\xc1")]
         assert str(worker.address) in endpoints
-        calls = [each for each in wrong_messages() if b"Call" not in each[:12]]
+        wrong = [each for each in chain(*wrong_messages()) if b"Call" not in each[:12]]
         for endpoint in endpoints:
-            for payload in (*garbage(), *calls):
+            for payload in (*garbage(), *wrong):
                 error = await answered(endpoint, payload)
                 if error is not None:
                     assert isinstance(error, InvalidRequestError | NotFoundError), payload[:200]
