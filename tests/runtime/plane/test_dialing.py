@@ -43,7 +43,7 @@ async def test_a_dial_takes_no_longer_than_the_requests_own_time(silent: str) ->
 
 async def test_a_canceled_request_leaves_the_dial_to_the_others(silent: str) -> None:
     context, patient = RequestContext(), RequestContext()
-    async with calling(RuntimeConfig(connect_timeout_s=2.0)) as client:
+    async with calling(RuntimeConfig(connect_timeout_s=1.0)) as client:
         one, other = (
             asyncio.create_task(client.call(silent, "status", b"", each))
             for each in (context, patient)

@@ -94,13 +94,13 @@ async def test_a_peer_that_reads_nothing_is_not_read_from_and_loses_its_connecti
 ) -> None:
     monkeypatch.setattr(server_connection, "MAX_UNSENT_BYTES", 64 * 1024)
     num_sent = 0
-    async with serving(RuntimeConfig(heartbeat_interval_s=0.1, stall_timeout_s=1)) as server:
+    async with serving(RuntimeConfig(heartbeat_interval_s=0.1, stall_timeout_s=0.3)) as server:
         peer = await RawPeer.join(server.address)
         peer.writer.transport.set_write_buffer_limits(high=MIB)
         (connection,) = server.connections
         while not connection.is_lost:  # each call fails, and no failure is read
             if peer.writer.transport.get_write_buffer_size() < MIB:
-                for _ in range(1000):
+                for _ in range(100):
                     peer.send(call(num_sent, "nope"))
                     num_sent += 1
             await asyncio.sleep(0)

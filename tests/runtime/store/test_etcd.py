@@ -12,10 +12,19 @@ from tandem.runtime.store.etcd import EtcdDiscovery
 from tests.services import PATIENCE_S, EtcdServer, eventually, free_port
 
 
-@pytest.fixture
-def server() -> Iterator[EtcdServer]:
+@pytest.fixture(scope="module")
+def lasting() -> Iterator[EtcdServer]:
     with EtcdServer() as server:
         yield server
+
+
+@pytest.fixture
+async def server(lasting: EtcdServer) -> AsyncIterator[EtcdServer]:
+    """The same server for all tests, without any key. A test that stops it starts it again."""
+    async with started(EtcdDiscovery(RuntimeConfig(etcd_endpoints=lasting.url))) as discovery:
+        everything = rpc.DeleteRangeRequest(key=b"\0", range_end=b"\0")
+        await discovery._client._kv.DeleteRange(everything)
+    yield lasting
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from tandem.sdk import (
     EngineWorker,
     GenerateRequest,
     ModelInput,
+    run,
 )
 from tandem.sdk.engine.health_check import build_health_check_payload
 from tandem.sdk.engine.metrics import EngineMetrics, register_engine_registry
@@ -327,24 +328,19 @@ async def test_the_sample_engines_process_serves_and_ends_at_sigterm(
 SLOW = """
 import asyncio
 from tandem.sdk import run
-from tests.sdk.engine.engine_stack import Chunks, ToyEngine
+from tests.sdk.engine.engine_stack import ToyEngine
 
 class Slow(ToyEngine):
     async def drain(self):
         await asyncio.sleep(60)
 
-class Broken(ToyEngine):
-    async def start(self, worker_id):
-        raise OSError("no weights")
-
-    async def cleanup(self):
-        print("cleaned up", flush=True)
+run(Slow)
 """
 
 
 async def test_a_second_signal_ends_the_process_at_once(runtime_config: RuntimeConfig) -> None:
     patient = runtime_config.model_copy(update={"drain_timeout_s": 60.0})
-    async with process_of(patient, "-c", f"{SLOW}\nrun(Slow)") as process:
+    async with process_of(patient, "-c", SLOW) as process:
         async with DistributedRuntime(runtime_config) as runtime:
             client = await runtime.endpoint("pipe.backend.generate").client()
             await client.wait_for_instances(60.0)
@@ -355,23 +351,44 @@ async def test_a_second_signal_ends_the_process_at_once(runtime_config: RuntimeC
         assert await asyncio.wait_for(process.wait(), 60.0) == 70
 
 
-async def test_an_engine_that_does_not_start_ends_its_process_with_status_1(
+def status_of_run(
+    engine: type[ToyEngine], config: RuntimeConfig, monkeypatch: pytest.MonkeyPatch
+) -> object:
+    """Run an engine as its process does, and return the exit status."""
+    for name, value in cluster_variables(config).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TANDEM_RUNTIME__CONNECT_ATTEMPTS", "1")
+    with pytest.raises(SystemExit) as ended:
+        run(engine)
+    return ended.value.code
+
+
+def test_an_engine_that_does_not_start_ends_its_process_with_status_1(
     runtime_config: RuntimeConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with process_of(runtime_config, "-c", f"{SLOW}\nrun(Broken)") as process:
-        printed, log = await asyncio.wait_for(process.communicate(), 60.0)
-        assert process.returncode == 1
-        assert printed == b"cleaned up\n"
-        assert b"the engine did not start" in log
-        assert b"no weights" in log
+    calls: list[str] = []
+
+    class Broken(ToyEngine):
+        async def start(self, worker_id: int) -> EngineConfig:
+            raise OSError("no weights")
+
+        async def cleanup(self) -> None:
+            calls.append("cleanup")
+
+    assert status_of_run(Broken, runtime_config, monkeypatch) == 1
+    assert calls == ["cleanup"]
+    assert "the engine did not start" in caplog.text
+    assert "OSError: no weights" in caplog.text
 
 
-async def test_an_address_that_does_not_answer_ends_the_process_with_one_line(
+def test_an_address_that_does_not_answer_ends_the_process_with_one_line(
     runtime_config: RuntimeConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     away = runtime_config.model_copy(update={"nats_url": "nats://127.0.0.1:9"})
-    async with process_of(away, "-c", f"{SLOW}\nrun(Slow)") as process:
-        _, log = await asyncio.wait_for(process.communicate(), 60.0)
-        assert process.returncode == 1
-        assert b"NATS not reachable at nats://127.0.0.1:9" in log
-        assert b"Traceback" not in log
+    assert status_of_run(ToyEngine, away, monkeypatch) == 1
+    assert "NATS not reachable at nats://127.0.0.1:9" in caplog.text
+    assert "Traceback" not in caplog.text

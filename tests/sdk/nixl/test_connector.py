@@ -74,10 +74,21 @@ class PeerProcess:
 
 
 @pytest.fixture(scope="module")
-def decode() -> Iterator[PeerProcess]:
-    peer = PeerProcess("decode")
-    yield peer
-    assert peer.stop() == 0
+def peers() -> Iterator[list[PeerProcess]]:
+    """The processes of the module's tests; one that lives at the end ends well."""
+    started: list[PeerProcess] = []
+    yield started
+    for peer in started:
+        if peer.process.poll() is None:
+            assert peer.stop() == 0
+
+
+@pytest.fixture
+def decode(peers: list[PeerProcess]) -> PeerProcess:
+    """The same process for all tests, until one has killed it."""
+    if not peers or peers[-1].process.poll() is not None:
+        peers.append(PeerProcess("decode"))
+    return peers[-1]
 
 
 @pytest.fixture
@@ -149,23 +160,6 @@ def test_a_write_whose_handle_is_dropped_still_arrives_and_notifies(
         ((_, messages),) = eventually(receiver.get_new_notifs).items()
         assert messages == [f"block {count}".encode()]
         assert (ours[0][count] == 3).all() and not ours[0][count + 1 :].any()
-
-
-async def test_a_killed_peer_fails_what_is_under_way_and_its_successor_is_reached(
-    decode: PeerProcess, connect: Connect
-) -> None:
-    prefill = connect("prefill")
-    first = PeerProcess("decode")
-    prefill.add_remote_agent("decode", *first.metadata())
-    first.stand_still()
-    transfer = prefill.write_blocks([1], [1])  # to connect takes both
-    assert not transfer.done()
-    first.kill()
-    with pytest.raises(TransferError, match="WRITE with decode"):
-        await asyncio.wait_for(transfer, DEADLINE_S)
-    prefill.add_remote_agent("decode", *decode.metadata())
-    await asyncio.wait_for(prefill.write_blocks([1], [1], "again"), DEADLINE_S)
-    assert eventually(lambda: decode.notifs().get(prefill.agent_name)) == [b"again"]
 
 
 async def test_a_transfer_that_is_given_up_fails_and_so_does_one_with_a_removed_peer(
@@ -257,6 +251,23 @@ def test_caches_that_can_not_be_registered_are_refused_by_name() -> None:
         connector.register_kv_caches(caches())
         with pytest.raises(InvalidRequestError, match="already registered"):
             connector.register_kv_caches(caches())
+
+
+async def test_a_killed_peer_fails_what_is_under_way_and_its_successor_is_reached(
+    decode: PeerProcess, connect: Connect
+) -> None:
+    prefill = connect("prefill")
+    prefill.add_remote_agent("decode", *decode.metadata())
+    decode.stand_still()
+    transfer = prefill.write_blocks([1], [1])  # to connect takes both
+    assert not transfer.done()
+    decode.kill()
+    with pytest.raises(TransferError, match="WRITE with decode"):
+        await asyncio.wait_for(transfer, DEADLINE_S)
+    successor = connect("decode")
+    prefill.add_remote_agent("decode", *successor.get_agent_metadata())
+    await asyncio.wait_for(prefill.write_blocks([1], [1], "again"), DEADLINE_S)
+    assert eventually(successor.get_new_notifs) == {prefill.agent_name: [b"again"]}
 
 
 def test_a_closed_connector_says_so_and_may_be_closed_again() -> None:

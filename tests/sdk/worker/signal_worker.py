@@ -1,7 +1,6 @@
 """A worker as a process of its own, for tests that send it signals."""
 
 import asyncio
-import sys
 
 import uvloop
 
@@ -16,15 +15,6 @@ async def serve(runtime: DistributedRuntime) -> None:
     print("returned", flush=True)
 
 
-@dynamo_worker()
-async def wait(runtime: DistributedRuntime) -> None:
-    print("here", flush=True)
-    try:
-        await asyncio.Event().wait()
-    finally:
-        print("closed", flush=True)
-
-
 if __name__ == "__main__":
     uvloop.install()
-    asyncio.run(serve() if sys.argv[1] == "serve" else wait())
+    asyncio.run(serve())

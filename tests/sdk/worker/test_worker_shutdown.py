@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from tandem.runtime.config import RuntimeConfig
-from tandem.runtime.errors import ConfigError, IncompleteError, UnavailableError
+from tandem.runtime.errors import ConfigError, IncompleteError, ServiceError, UnavailableError
 from tandem.runtime.process.lifecycle import EXIT_IMPATIENT
 from tandem.sdk import Context, DistributedRuntime, worker
+from tandem.sdk.worker import decorators
 from tandem.sdk.worker.serving import GIVE_UP_S
 from tests.processes import cluster_variables
 from tests.sdk.kit_pair import PATIENCE_S, Pair, Seen, data_of
@@ -134,11 +135,11 @@ def processes() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 async def start(
-    kind: str, environment: dict[str, str], processes: list[subprocess.Popen[str]]
+    environment: dict[str, str], processes: list[subprocess.Popen[str]]
 ) -> subprocess.Popen[str]:
     """A process of `signal_worker.py` that has started."""
     process = subprocess.Popen(  # noqa: ASYNC220 - vfork, and no asyncio child watcher
-        [sys.executable, str(WORKER), kind],
+        [sys.executable, str(WORKER)],
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -160,7 +161,7 @@ async def test_a_signal_lets_a_workers_requests_finish_and_a_second_one_does_not
 ) -> None:
     client = await pair.caller.endpoint("signal.worker.count").client()
     for num_signals in (1, 2):
-        process = await start("serve", environment, processes)
+        process = await start(environment, processes)
         await client.wait_for_instances(PATIENCE_S)
         context = Context()
         responses = await client.generate(None, annotated=False, context=context)
@@ -178,32 +179,46 @@ async def test_a_signal_lets_a_workers_requests_finish_and_a_second_one_does_not
 
 
 async def test_a_signal_ends_a_worker_that_serves_nothing(
-    environment: dict[str, str], processes: list[subprocess.Popen[str]]
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process = await start("wait", environment, processes)
-    process.send_signal(signal.SIGINT)
-    assert await ended(process) == ("closed\n", 0)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # which a worker sets
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    here, is_closed = asyncio.Event(), asyncio.Event()
+
+    @worker()
+    async def wait(runtime: DistributedRuntime) -> None:
+        here.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_closed.set()
+
+    running = asyncio.create_task(wait())
+    await asyncio.wait_for(here.wait(), PATIENCE_S)
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.wait_for(running, PATIENCE_S)
+    assert is_closed.is_set()
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "reason"),
-    [
-        ("NATS_SERVER", "127.0.0.1:9", "NATS not reachable at nats://127.0.0.1:9 "),
-        ("TANDEM_RUNTIME__LEASE_TTL_S", "soon", "environment variable TANDEM_RUNTIME__LEASE_TTL_S"),
-    ],
-)
-def test_a_worker_that_cannot_start_ends_with_one_line(
-    runtime_config: RuntimeConfig, name: str, value: str, reason: str
-) -> None:
+def test_a_worker_that_cannot_start_ends_with_one_line(runtime_config: RuntimeConfig) -> None:
     environment = {
         "PYTHONPATH": ":".join(sys.path),
         "ETCD_ENDPOINTS": runtime_config.etcd_endpoints,
         "TANDEM_RUNTIME__CONNECT_ATTEMPTS": "1",
-        name: value,
+        "NATS_SERVER": "127.0.0.1:9",
     }
     ended = subprocess.run(
-        [sys.executable, str(WORKER), "serve"], env=environment, capture_output=True, text=True
+        [sys.executable, str(WORKER)], env=environment, capture_output=True, text=True
     )
     assert ended.returncode == 1
-    assert ended.stderr.splitlines()[-1].startswith(f"error: {reason}")
+    assert ended.stderr.splitlines()[-1].startswith("error: NATS not reachable at nats://127.0.0.1")
     assert "Traceback" not in ended.stderr
+
+
+def test_an_error_of_the_setting_is_told_like_a_service_that_is_away(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for error in (ConfigError("lease_ttl_s: soon"), ServiceError("lease_ttl_s: soon")):
+        decorators._print_uncaught(type(error), error, None)
+        assert capsys.readouterr().err == "error: lease_ttl_s: soon\n"
