@@ -47,7 +47,7 @@ def plain_answer(prompt: list[int], num_tokens: int, seed: int, block_size: int)
     return tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize("num_prompt", [1, 3, 8, 16, 17, 70])
+@pytest.mark.parametrize("num_prompt", [1, 8, 17, 70])
 @pytest.mark.parametrize("seed", [0, 2**64 - 1])
 def test_the_judge_knows_every_token_of_an_answer(num_prompt: int, seed: int) -> None:
     prompt = random.Random(num_prompt).choices(range(300), k=num_prompt)
@@ -65,7 +65,7 @@ def test_chunks_continue_the_chain_wherever_a_sequence_is_cut() -> None:
         assert [*head.tolist(), *tail.tolist()] == whole
 
 
-@pytest.mark.parametrize("num_full", [1, 2, 3, 15, 16, 17, 100, 1000])
+@pytest.mark.parametrize("num_full", [1, 2, 17, 1000])
 def test_every_full_block_has_its_turn_soon_while_the_context_grows(num_full: int) -> None:
     begin = 16 * num_full
     turns = [rotating_block(position, 16) for position in range(begin, begin + 2 * num_full)]

@@ -31,7 +31,7 @@ def filled(engine: EmulatedEngine, prompts: list[list[int]], num_tokens: int) ->
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("block_size", [1, 4, 16, 64])
+@pytest.mark.parametrize("block_size", [1, 64])
 def test_answers_of_mixed_steps_are_true(tmp_path: Path, overlap: bool, block_size: int) -> None:
     sizes = {"block_size": block_size, "num_blocks": 8192 // block_size}
     engine = EmulatedEngine(fast_profile(tmp_path), {"overlap": overlap, **sizes})
@@ -56,7 +56,7 @@ def test_a_second_turn_from_the_prefix_cache_is_true(tmp_path: Path) -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_preempted_answers_are_true(tmp_path: Path, overlap: bool) -> None:
     engine = EmulatedEngine(fast_profile(tmp_path), {"overlap": overlap, "num_blocks": 24})
-    filled(engine, random_prompts(6, seed=3, longest=60), 100)
+    filled(engine, random_prompts(6, seed=3, longest=60), 60)
     engine.run()
     assert engine.engine.scheduler.num_preemptions > 0
     assert engine.wrong() == []
@@ -67,7 +67,7 @@ def test_a_flipped_bit_anywhere_in_the_context_is_noticed_soon(
 ) -> None:
     rng = random.Random(4)
     engine = EmulatedEngine(fast_profile(tmp_path), {"enable_prefix_cache": False})
-    for i in range(12):
+    for i in range(6):
         name = str(i)
         prompt = random_prompts(1, seed=i)[0] + list(range(3, 100))
         seq = engine.add(name, prompt, 150, SAMPLINGS[0])

@@ -46,7 +46,7 @@ async def test_local_and_remote_answers_are_true_as_the_policy_places_them(
     limits = {"policy": "threshold", "max_local_prefill_length": 20}
     async with Pair(runtime_config, tiny_model, engine=emulated(tmp_path), **limits) as pair:
         places: Counter[str] = Counter()
-        for turn in range(6):
+        for turn in range(3):
             prompts = [fresh_prompt(length, turn * 8 + length) for length in (3, 19, 40, 90)]
             seeded = SamplingParams(seed=turn + 1)
             answers = [
@@ -57,7 +57,7 @@ async def test_local_and_remote_answers_are_true_as_the_policy_places_them(
             verdicts = [judged(pair, prompt, each, turn + 1) for prompt, each in asked]
             assert all(await asyncio.gather(*verdicts))
             places.update(each.report.place for each in answers if each.report is not None)
-        assert places["local"] >= 12 and places["remote"] > 0
+        assert places["local"] >= 6 and places["remote"] > 0
         await pair.balanced()
 
 

@@ -90,24 +90,6 @@ async def test_a_request_that_vllm_refuses_is_a_400_and_the_next_is_answered(
     await served.chat(http, temperature=0)
 
 
-async def test_callers_that_leave_free_their_requests(
-    served: VllmCluster, http: aiohttp.ClientSession
-) -> None:
-    asking = [
-        asyncio.create_task(
-            served.chat(http, content=f"{i}", max_tokens=1500, ignore_eos=True, temperature=0)
-        )
-        for i in range(16)
-    ]
-    await asyncio.sleep(0)
-    done, _ = await asyncio.wait(asking, timeout=0.5)
-    for task in asking:
-        task.cancel()
-    await asyncio.gather(*asking, return_exceptions=True)
-    assert not done, "the answers are too short to be left"
-    await served.chat(http, temperature=0, max_tokens=2)
-
-
 @pytest.mark.parametrize("mode", ["agg", "decode"])
 async def test_the_engine_passes_the_conformance_kit(served: VllmCluster, mode: str) -> None:
     options = ("--json", "--start-timeout-s", "300", "--generate-timeout-s", "60")

@@ -376,5 +376,5 @@ class HandoffsOfTwoRanks(Handoffs):
 TestHandoffs = Handoffs.TestCase
 TestHandoffsOfTwoRanks = HandoffsOfTwoRanks.TestCase
 TestHandoffs.settings = TestHandoffsOfTwoRanks.settings = settings(
-    max_examples=60, stateful_step_count=30
+    max_examples=40, stateful_step_count=30
 )

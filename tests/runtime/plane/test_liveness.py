@@ -1,6 +1,7 @@
-"""Dead, stopped and stuck peers are noticed in time; living ones are left alone."""
+"""Stopped and stuck peers are noticed in time; living ones are left alone."""
 
 import asyncio
+import itertools
 import signal
 import sys
 import time
@@ -38,14 +39,11 @@ async def peer(*arguments: str) -> AsyncIterator[tuple[ChildProcess, str]]:
         await output_of(process)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-async def test_a_dead_or_stopped_server_is_noticed_within_three_seconds(
-    number: signal.Signals,
-) -> None:
+async def test_a_stopped_server_is_noticed_within_three_seconds() -> None:
     async with peer("serve") as (process, address), calling(RuntimeConfig()) as client:
         stream = await client.open(address, "hold", b"", RequestContext())
         assert await anext(stream) == b"started"
-        process.signal(number)
+        process.signal(signal.SIGSTOP)
         stopped_s = time.perf_counter()
         with pytest.raises(ConnectionLostError, match=address):
             await anext(stream)
@@ -75,36 +73,17 @@ async def test_a_server_that_is_busy_without_progress_is_given_up() -> None:
             await anext(stream)
 
 
-@pytest.mark.parametrize("is_busy", [True, False])
-async def test_progress_or_idleness_keeps_a_server_alive(is_busy: bool) -> None:
-    num_steps = 0
-
-    def progress() -> tuple[int, bool]:
-        nonlocal num_steps
-        num_steps += is_busy
-        return num_steps, is_busy
-
+async def test_progress_keeps_a_busy_server_alive() -> None:
+    steps = itertools.count()
     impatient = QUICK.model_copy(update={"stall_timeout_s": 0.5})
     async with (
-        serving(QUICK, HOLD, progress=progress) as server,
+        serving(QUICK, HOLD, progress=lambda: (next(steps), True)) as server,
         calling(impatient) as client,
     ):
         stream = await client.open(server.address, "hold", b"", RequestContext())
         await anext(stream)
         waiting = asyncio.ensure_future(anext(stream))
         await asyncio.wait({waiting}, timeout=1.0)
-        assert not waiting.done()
-        waiting.cancel()
-        await asyncio.wait({waiting})
-
-
-async def test_a_host_that_stood_still_does_not_blame_its_peers() -> None:
-    async with serving(QUICK, HOLD) as server, calling(QUICK) as client:
-        stream = await client.open(server.address, "hold", b"", RequestContext())
-        await anext(stream)
-        time.sleep(1.0)  # noqa: ASYNC251 (both ends stand still, longer than is forgiven)
-        waiting = asyncio.ensure_future(anext(stream))
-        await asyncio.wait({waiting}, timeout=5 * QUICK.heartbeat_interval_s)
         assert not waiting.done()
         waiting.cancel()
         await asyncio.wait({waiting})

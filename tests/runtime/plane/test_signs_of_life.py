@@ -53,6 +53,15 @@ def test_standing_still_is_no_lack_of_progress_of_the_peer() -> None:
     assert 129.9 < faults[0][0] < 130.3 and "busy without progress" in faults[0][1]
 
 
+def test_a_peer_without_work_needs_no_progress() -> None:
+    liveness = Liveness(CONFIG, 0.0)
+    liveness.progressed(Heartbeat(7, True), 0.0)
+    for tick in range(1, 100 * TICKS_PER_S):
+        liveness.heard(tick / TICKS_PER_S)
+        liveness.progressed(Heartbeat(7, False), tick / TICKS_PER_S)
+        assert not liveness.fault(tick / TICKS_PER_S)
+
+
 def test_a_peer_that_does_not_read_has_the_time_of_a_stall_without_our_own_pauses() -> None:
     liveness = Liveness(CONFIG, 0.0)
     liveness.unread(0.0)

@@ -388,7 +388,15 @@ def test_an_address_that_does_not_answer_ends_the_process_with_one_line(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    calls: list[str] = []
+
+    class Idle(ToyEngine):
+        async def start(self, worker_id: int) -> EngineConfig:
+            calls.append("start")
+            return await super().start(worker_id)
+
     away = runtime_config.model_copy(update={"nats_url": "nats://127.0.0.1:9"})
-    assert status_of_run(ToyEngine, away, monkeypatch) == 1
+    assert status_of_run(Idle, away, monkeypatch) == 1
+    assert calls == []
     assert "NATS not reachable at nats://127.0.0.1:9" in caplog.text
     assert "Traceback" not in caplog.text

@@ -38,21 +38,6 @@ from tandem.sdk.health.system_server import system_port
 # ---- WorkerConfig -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("endpoint_types", "chat,images"),
-        ("endpoint_types", ""),
-        ("disaggregation_mode", DisaggregationMode.ENCODE),
-    ],
-)
-def test_an_unsupported_value_is_an_error_that_names_its_field(field: str, value: Any) -> None:
-    config = WorkerConfig(**{"namespace": "pipe", field: value})
-    with pytest.raises(ConfigError, match=rf"WorkerConfig\.{field}: ") as caught:
-        config.check()
-    assert caught.value.param == field
-
-
 def test_a_text_engine_has_no_part_to_play_in_disaggregation() -> None:
     config = WorkerConfig(
         "pipe", model_input=ModelInput.Text, disaggregation_mode=DisaggregationMode.DECODE

@@ -11,7 +11,6 @@ from tandem.runtime.errors import (
     IncompleteError,
     InternalError,
     InvalidRequestError,
-    ServiceError,
     TandemError,
 )
 from tandem.sdk import Context, EngineConfig, EngineWorker, GenerateRequest
@@ -179,16 +178,6 @@ async def test_an_engine_that_does_not_start_is_cleaned_up_and_never_registered(
     assert engine.calls == ["start", "cleanup"]
     async with client_of(worker) as client:
         assert client.instance_ids() == []
-
-
-async def test_a_cluster_that_is_not_there_is_found_out_before_the_engine_starts(
-    quick: RuntimeConfig,
-) -> None:
-    engine = ToyEngine()
-    gone = quick.model_copy(update={"nats_url": "nats://127.0.0.1:1", "connect_attempts": 1})
-    with pytest.raises(ServiceError, match=r"127\.0\.0\.1:1"):
-        await EngineWorker(engine, config_of(), gone).run()
-    assert engine.calls == []
 
 
 async def test_an_unsupported_field_is_refused_before_anything_is_connected(

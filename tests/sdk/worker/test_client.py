@@ -22,8 +22,7 @@ from tandem.runtime.store.discovery import MemoryDiscovery, register_instance
 from tandem.runtime.wire.cluster_messages import Instance
 from tandem.sdk import Client, Context
 from tandem.sdk.worker.serving import RequestHandler, ServedEndpoint
-from tests.sdk.kit_pair import PATIENCE_S, Pair, Seen, data_of
-from tests.services import eventually
+from tests.sdk.kit_pair import PATIENCE_S, data_of
 
 ADDRESS = EndpointAddress("a", "b", "c")
 CONFIG = RuntimeConfig(connect_timeout_s=60.0)
@@ -193,11 +192,3 @@ async def test_a_killed_context_makes_no_call(crowd: Crowd) -> None:
     context.kill()
     with pytest.raises(Exception, match="killed"):
         await crowd.client.generate(None, context=context)
-
-
-async def test_leaving_the_block_kills_the_request(pair: Pair) -> None:
-    seen = Seen(heeds_stop=False)
-    client = await pair.serve(seen.generate)
-    async with await client.generate(None) as responses:
-        await anext(responses)
-    await eventually(seen.is_closed.is_set)
