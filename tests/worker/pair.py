@@ -20,6 +20,7 @@ from tandem.runtime.wire.cluster_messages import RoleChange, WorkerRole, WorkerS
 from tandem.runtime.wire.messages import (
     GenerateRequest,
     PrefillPlace,
+    PrefillReport,
     SamplingParams,
     StopConditions,
     encode,
@@ -129,6 +130,16 @@ class Pair:
         )
         self._readers.add(asyncio.create_task(answer.read(stream)))
         return answer
+
+    async def answered(self, worker: Both, prompt: list[int], **how: Any) -> PrefillReport:
+        """Ask, and return the report of the answer, which is the undisturbed one."""
+        return await self.checked(await self.ask(worker, prompt, **how), prompt)
+
+    async def checked(self, answer: Answer, prompt: list[int]) -> PrefillReport:
+        """Return the report of an answer once it has ended; it is the undisturbed one."""
+        assert await answer.whole() == self.undisturbed(prompt)
+        assert answer.report is not None
+        return answer.report
 
     async def change(self, worker: Both, role: WorkerRole) -> WorkerStatus:
         """Ask a worker for another role; return its status afterwards."""

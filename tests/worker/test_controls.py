@@ -37,9 +37,7 @@ async def test_a_cleared_prefix_cache_is_empty_and_what_runs_goes_on(pair: Pair)
         f"{num_cached} cached blocks are free"
     )
     assert await answer.whole() == pair.undisturbed(running, 40)
-    again = await pair.ask(pair.one, prompt, place="local")
-    assert await again.whole() == pair.undisturbed(prompt)
-    assert again.report is not None and again.report.num_cached_tokens == 0
+    assert (await pair.answered(pair.one, prompt, place="local")).num_cached_tokens == 0
 
 
 async def test_a_profile_has_the_steps_of_its_time(
@@ -48,9 +46,7 @@ async def test_a_profile_has_the_steps_of_its_time(
     monkeypatch.setattr(controls.tempfile, "tempdir", str(tmp_path))
     taking = asyncio.create_task(send(pair, pair.one, "profile", 100))
     while not taking.done():
-        prompt = fresh_prompt(9, seed=3)
-        answer = await pair.ask(pair.one, prompt, place="local")
-        assert await answer.whole() == pair.undisturbed(prompt)
+        await pair.answered(pair.one, fresh_prompt(9, seed=3), place="local")
     path = Path((await taking).removeprefix("100 ms of the engine are in "))
     assert "aten::" in read_private(path)
     assert list(path.parent.iterdir()) == [path]

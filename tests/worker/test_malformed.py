@@ -54,6 +54,4 @@ async def test_no_message_with_a_wrong_field_is_a_bug_of_any_endpoint(
                     break  # it takes messages of other kinds
     assert num_sent > 300
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
-    prompt = fresh_prompt(21, seed=1)
-    answer = await pair.ask(pair.one, prompt, place="remote")
-    assert await answer.whole() == pair.undisturbed(prompt)
+    await pair.answered(pair.one, fresh_prompt(21, seed=1), place="remote")

@@ -14,23 +14,7 @@ from tandem.transfer.config import TransferConfig
 from tests.decode.prefill_peer import fresh_prompt
 from tests.e2e.cluster import write_sensitive_model
 from tests.handoff_peer import FREE_WRITES
-from tests.services import eventually
 from tests.worker.pair import Pair
-
-
-class Uneven(Pair):
-    """Workers of which neither is to connect to the other."""
-
-    async def __aenter__(self) -> "Uneven":
-        for part in (self.peer, self.one, self.two):
-            await self._stack.enter_async_context(part)
-        ids = {self.one.node.instance_id, self.two.node.instance_id}
-        await eventually(
-            lambda: all(
-                ids <= each.decode._prefill_instances.items.keys() for each in (self.one, self.two)
-            )
-        )
-        return self
 
 
 @pytest.fixture(autouse=True)
@@ -59,10 +43,8 @@ async def test_layers_leave_each_rank_while_the_step_is_computed(
 
             monkeypatch.setattr(group, "write", noted)
             for index in range(3):
-                prompt = fresh_prompt(21, seed=index)
-                answer = await pair.ask(other, prompt, place="remote")
-                assert await answer.whole() == pair.undisturbed(prompt)
-                assert answer.report is not None and answer.report.place == "remote"
+                report = await pair.answered(other, fresh_prompt(21, seed=index), place="remote")
+                assert report.place == "remote"
             pairs = {(order.ranks.prefill_rank, order.ranks.decode_rank) for order in orders}
             assert len(pairs) == 2
             for ranks in pairs:
@@ -89,7 +71,5 @@ async def test_ranks_with_a_head_in_common_hand_prompts_over_and_take_them_over(
         for index in range(4):
             for other in (pair.one, pair.two):
                 prompt = fresh_prompt(21 + index, seed=index)
-                answer = await pair.ask(other, prompt, place="remote")
-                assert await answer.whole() == pair.undisturbed(prompt)
-                assert answer.report is not None and answer.report.place == "remote"
+                assert (await pair.answered(other, prompt, place="remote")).place == "remote"
         await pair.balanced()

@@ -26,7 +26,7 @@ from tandem.runtime.errors import (
 )
 from tandem.runtime.store.discovery import instances_prefix, register_instance
 from tandem.runtime.wire.cluster_messages import StepCosts, WorkerRole
-from tandem.runtime.wire.messages import encode
+from tandem.runtime.wire.messages import PrefillPlace, encode
 from tandem.worker import roles
 from tests.decode.prefill_peer import count, fresh_prompt
 from tests.services import EtcdServer, NatsServer, eventually
@@ -59,20 +59,19 @@ def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 async def test_a_prompt_is_computed_by_the_other_worker_where_that_is_asked_for(pair: Pair) -> None:
     for seed in range(8):
         prompt, (asked, other) = fresh_prompt(21, seed), (pair.one, pair.two)[:: 1 - 2 * (seed % 2)]
-        answer = await pair.ask(asked, prompt, place="remote")
-        assert await answer.whole() == pair.undisturbed(prompt)
-        assert answer.report is not None and answer.report.place == "remote"
-        assert answer.report.prefill_instance == other.node.instance_id
+        report = await pair.answered(asked, prompt, place="remote")
+        assert report.place == "remote"
+        assert report.prefill_instance == other.node.instance_id
 
 
 async def test_each_computes_prompts_of_the_other_while_it_answers(pair: Pair) -> None:
     prompts = [fresh_prompt(13, seed) for seed in range(12)]
-    answers = [
-        await pair.ask((pair.one, pair.two)[index % 2], prompt, place="remote")
-        for index, prompt in enumerate(prompts)
-    ]
-    texts = await asyncio.gather(*(answer.whole() for answer in answers))
-    assert texts == [pair.undisturbed(prompt) for prompt in prompts]
+    await asyncio.gather(
+        *(
+            pair.answered((pair.one, pair.two)[index % 2], prompt, place="remote")
+            for index, prompt in enumerate(prompts)
+        )
+    )
 
 
 async def test_a_worker_takes_its_own_ticket_back_and_computes_the_prompt(
@@ -83,10 +82,7 @@ async def test_a_worker_takes_its_own_ticket_back_and_computes_the_prompt(
     async with Pair(runtime_config, tiny_model, **limits) as pair:
         pair.two.worker.own_prompts.add("a prompt that never ends", 1)
         before = count("decode_handoffs_total", end="taken_back")
-        prompt = fresh_prompt(21, seed=1)
-        answer = await pair.ask(pair.one, prompt)
-        assert await answer.whole() == pair.undisturbed(prompt)
-        assert answer.report is not None and answer.report.place == "local"
+        assert (await pair.answered(pair.one, fresh_prompt(21, seed=1))).place == "local"
         assert count("decode_handoffs_total", end="taken_back") == before + 1
         await pair.balanced()
 
@@ -102,11 +98,9 @@ async def test_a_worker_is_not_asked_for_a_prompt_beyond_its_context(
     await eventually(lambda: known[node.instance_id].max_prompt_tokens == 16)
     caplog.clear()
     for num_tokens, place in ((16, "remote"), (17, "local")):
-        prompt = fresh_prompt(num_tokens, seed=3)
-        answer = await pair.ask(one, prompt, place="remote")
-        assert await answer.whole() == pair.undisturbed(prompt)
-        assert answer.report is not None and answer.report.place == place
-    assert answer.report.reason == "no prefill worker"
+        report = await pair.answered(one, fresh_prompt(num_tokens, seed=3), place="remote")
+        assert report.place == place
+    assert report.reason == "no prefill worker"
     assert not [each for each in caplog.records if each.levelname == "WARNING"]
 
 
@@ -119,9 +113,7 @@ async def test_a_ticket_beyond_its_context_is_left_to_other_workers(
     await eventually(lambda: delays.count(GIVE_BACK_DELAY_S) > 2)
     assert pair.one.decode.handoffs.num_unclaimed == 1
     node.max_prompt_tokens = longest
-    assert await answer.whole() == pair.undisturbed(prompt)
-    assert answer.report is not None
-    assert answer.report.prefill_instance == node.instance_id
+    assert (await pair.checked(answer, prompt)).prefill_instance == node.instance_id
 
 
 @pytest.mark.parametrize(("role", "num_tokens"), [("both", 16), ("prefill", 16), ("decode", 2048)])
@@ -147,13 +139,13 @@ async def test_a_worker_with_a_prompt_of_its_own_takes_none_of_others(
     monkeypatch.setattr(prefill_worker, "TURN_S", LONG_S)
     async with Pair(runtime_config, tiny_model, policy="always_remote") as pair:
         pair.two.worker.own_prompts.add("a", 1)
-        answer = await pair.ask(pair.one, fresh_prompt(21, seed=1))
+        prompt = fresh_prompt(21, seed=1)
+        answer = await pair.ask(pair.one, prompt)
         await eventually(lambda: len(delays) > 3)  # at the worker that asks, which offers it again
         assert pair.one.decode.handoffs.num_unclaimed == 1
         pair.two.worker.own_prompts.discard("a")
-        assert await answer.whole() == pair.undisturbed(fresh_prompt(21, seed=1))
-        assert answer.report is not None
-        assert answer.report.prefill_instance == pair.two.node.instance_id
+        report = await pair.checked(answer, prompt)
+        assert report.prefill_instance == pair.two.node.instance_id
         assert set(delays) == {0.0}, "the worker that has room first does not see it at once"
         await pair.balanced()
 
@@ -173,8 +165,7 @@ async def test_tickets_have_their_turn_where_every_worker_is_as_busy(
         asked = (pair.one, pair.two, pair.one, pair.two)
         answers = [await pair.ask(each, p) for each, p in zip(asked, prompts, strict=True)]
         for prompt, answer in zip(prompts, answers, strict=True):
-            assert await answer.whole() == pair.undisturbed(prompt)
-            assert answer.report is not None and answer.report.place == "remote"
+            assert (await pair.checked(answer, prompt)).place == "remote"
         await pair.balanced()
 
 
@@ -190,15 +181,15 @@ async def test_a_worker_leaves_tickets_while_another_should_take_them(
             patch.setattr(
                 pair.two.decode.tickets, "leaves_tickets", lambda load: looks.append(load) or True
             )
-            answer = await pair.ask(pair.one, fresh_prompt(21, seed=1))
+            prompt = fresh_prompt(21, seed=1)
+            answer = await pair.ask(pair.one, prompt)
             await eventually(lambda: len(looks) >= 3)
             assert (
                 pair.one.decode.handoffs.num_open == 1
                 and not pair.one.decode.prefill_view.num_taken
             )
-        assert await answer.whole() == pair.undisturbed(fresh_prompt(21, seed=1))
-        assert answer.report is not None
-        assert answer.report.prefill_instance == pair.two.node.instance_id
+        report = await pair.checked(answer, prompt)
+        assert report.prefill_instance == pair.two.node.instance_id
         await pair.balanced()
 
 
@@ -244,13 +235,11 @@ async def test_a_worker_lays_one_role_down_and_takes_it_up_again(
         instances_prefix(address.namespace, "decode")
     )
     for seed in range(3):  # it computes prompts still
-        answer = await pair.ask(pair.two, fresh_prompt(21, seed), place="remote")
-        assert await answer.whole() == pair.undisturbed(fresh_prompt(21, seed))
-        assert answer.report and answer.report.prefill_instance == one.node.instance_id
+        report = await pair.answered(pair.two, fresh_prompt(21, seed), place="remote")
+        assert report.prefill_instance == one.node.instance_id
     assert (await pair.change(one, "decode")).load.role == "decode"
-    answer = await pair.ask(one, fresh_prompt(21, seed=9), place="remote")
-    assert await answer.whole() == pair.undisturbed(fresh_prompt(21, seed=9))
-    assert answer.report and answer.report.prefill_instance == pair.two.node.instance_id
+    report = await pair.answered(one, fresh_prompt(21, seed=9), place="remote")
+    assert report.prefill_instance == pair.two.node.instance_id
     assert (await pair.change(one, "both")).load.role == "both"
 
 
@@ -276,9 +265,8 @@ async def test_tickets_go_past_a_worker_that_laid_the_prefill_role_down(pair: Pa
     await eventually(
         lambda: pair.one.decode._prefill_instances.items.keys() == {pair.one.node.instance_id}
     )
-    answer = await pair.ask(pair.one, fresh_prompt(21, seed=1), place="remote")
-    assert await answer.whole() == pair.undisturbed(fresh_prompt(21, seed=1))
-    assert answer.report and answer.report.place == "local"  # there is no other
+    report = await pair.answered(pair.one, fresh_prompt(21, seed=1), place="remote")
+    assert report.place == "local"  # there is no other
 
 
 async def test_a_worker_keeps_its_prefix_cache_through_a_change(pair: Pair) -> None:
@@ -286,9 +274,7 @@ async def test_a_worker_keeps_its_prefix_cache_through_a_change(pair: Pair) -> N
     await (await pair.ask(pair.one, prompt)).whole()
     await pair.change(pair.one, "prefill")
     await pair.change(pair.one, "both")
-    again = await pair.ask(pair.one, prompt)
-    assert await again.whole() == pair.undisturbed(prompt)
-    assert again.report is not None and again.report.num_cached_tokens == 20
+    assert (await pair.answered(pair.one, prompt)).num_cached_tokens == 20
 
 
 async def test_the_last_decode_worker_keeps_its_role(pair: Pair) -> None:
@@ -296,8 +282,7 @@ async def test_the_last_decode_worker_keeps_its_role(pair: Pair) -> None:
     with pytest.raises(InvalidRequestError, match="last decode worker"):
         await pair.change(pair.two, "prefill")
     assert pair.two.worker.role == "both"
-    answer = await pair.ask(pair.two, fresh_prompt(9, seed=1))
-    assert await answer.whole() == pair.undisturbed(fresh_prompt(9, seed=1))
+    await pair.answered(pair.two, fresh_prompt(9, seed=1))
 
 
 async def test_of_two_changes_at_once_one_is_refused(pair: Pair) -> None:
@@ -313,8 +298,7 @@ async def test_of_the_last_two_decode_workers_that_leave_at_once_one_stays(pair:
     results = await asyncio.gather(*changes, return_exceptions=True)
     assert any(isinstance(result, InvalidRequestError) for result in results)
     [stayed, *_] = [each for each in (pair.one, pair.two) if each.worker.role == "both"]
-    answer = await pair.ask(stayed, fresh_prompt(9, seed=1))
-    assert await answer.whole() == pair.undisturbed(fresh_prompt(9, seed=1))
+    await pair.answered(stayed, fresh_prompt(9, seed=1))
     keys = await pair.peer.node.discovery.get_prefix(stayed.decode.endpoint.key_prefix())
     assert any(key.endswith(stayed.node.instance_id) for key in keys)
 
@@ -351,8 +335,7 @@ async def test_a_role_that_could_not_begin_can_be_taken_up_later(
             assert alone.worker.role == "prefill"
             etcd.restart()
             assert (await pair.change(alone, "both")).load.role == "both"
-            answer = await pair.ask(alone, fresh_prompt(9, seed=1))
-            assert await answer.whole() == pair.undisturbed(fresh_prompt(9, seed=1))
+            await pair.answered(alone, fresh_prompt(9, seed=1))
             await asyncio.gather(*pair._readers)
 
 
@@ -392,9 +375,8 @@ async def test_many_changes_under_load_lose_no_token(pair: Pair) -> None:
     async def ask_for_ever(seed: int) -> None:
         nonlocal num_whole
         while not stopped.is_set():
-            prompt = fresh_prompt(13 + seed, seed)
-            answer = await pair.ask(pair.two, prompt, place="remote" if seed % 2 else None)
-            assert await answer.whole() == pair.undisturbed(prompt)
+            place: PrefillPlace | None = "remote" if seed % 2 else None
+            await pair.answered(pair.two, fresh_prompt(13 + seed, seed), place=place)
             num_whole += 1
 
     asking = [asyncio.create_task(ask_for_ever(seed)) for seed in range(4)]
@@ -417,8 +399,7 @@ async def test_a_worker_without_others_answers_alone(
         )
         assert instance.pid == os.getpid()
         await register_instance(pair.peer.node.discovery, instance)  # takes no ticket
-        answer = await pair.ask(alone, fresh_prompt(9, seed=1))
-        assert await answer.whole() == pair.undisturbed(fresh_prompt(9, seed=1))
+        await pair.answered(alone, fresh_prompt(9, seed=1))
         await asyncio.gather(*pair._readers)
 
 

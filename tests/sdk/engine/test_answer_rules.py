@@ -13,9 +13,8 @@ from tandem.sdk import Context, EngineConfig, GenerateRequest
 from tandem.sdk.dynamo import worker_config
 from tandem.sdk.engine import answer_names
 from tandem.sdk.engine.worker_config import WorkerConfig
-from tests.sdk.engine.engine_stack import Chunks, ToyEngine, config_of, serving
-from tests.sdk.worker.model_stack import ModelStack, bundled_tokens
-from tests.services import eventually
+from tests.sdk.engine.engine_stack import Chunks, ToyEngine, config_of
+from tests.sdk.worker.model_stack import bundled_tokens, with_engine
 
 # It shows neither the format of calls nor that of reasoning.
 TEMPLATE = "{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -48,8 +47,7 @@ def own_template(tmp_path: Any) -> str:
 async def answer_of_engine(
     engine: ToyEngine, config: WorkerConfig, cluster: RuntimeConfig, **fields: Any
 ) -> dict[str, Any]:
-    async with ModelStack(cluster) as stack, serving(engine, config, cluster) as worker:
-        await eventually(lambda: "toy" in stack.cards(worker.runtime))
+    async with with_engine(engine, config, cluster) as stack:
         answer = await stack.chat("toy", **fields)
     choice: dict[str, Any] = answer["choices"][0]
     return choice

@@ -15,7 +15,7 @@ from tandem.sdk.engine.types import EngineConfig, GenerateRequest
 from tandem.sdk.exceptions import InvalidArgument
 from tandem.sdk.worker.context import Context
 from tests.sdk.engine.engine_stack import PATIENCE_S, Chunks, ToyEngine, config_of, serving
-from tests.sdk.worker.model_stack import ModelStack
+from tests.sdk.worker.model_stack import ModelStack, with_engine
 from tests.services import eventually
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -103,8 +103,7 @@ async def asking(
     path = folder / "own.jinja"
     path.write_text(template)
     config = config_of(custom_jinja_template=str(path), **fields)
-    async with ModelStack(runtime_config) as stack, serving(engine, config, runtime_config):
-        await eventually(lambda: bool(stack.server.catalog.models))
+    async with with_engine(engine, config, runtime_config) as stack:
         yield Asking(stack, engine)
 
 

@@ -19,7 +19,7 @@ from tandem.sdk.sample_engine import (
     expected_tokens,
 )
 from tests.sdk.engine.engine_stack import PATIENCE_S, ToyEngine, config_of, serving
-from tests.sdk.worker.model_stack import ModelStack
+from tests.sdk.worker.model_stack import ModelStack, with_engine
 from tests.services import eventually
 
 AT_ONCE = SampleOptions(token_interval_s=0.0)
@@ -162,14 +162,8 @@ async def test_a_prompt_that_fills_a_long_context_is_served(quick: RuntimeConfig
     context_length = 2**17
     options = SampleOptions("long", token_interval_s=0.0, context_length=context_length)
 
-    async def is_listed() -> bool:
-        return "long" in await stack.listed()
-
-    async with (
-        ModelStack(quick) as stack,
-        serving(SampleEngine(options), config_of(served_model_name="long"), quick),
-    ):
-        await eventually(is_listed)
+    config = config_of(served_model_name="long")
+    async with with_engine(SampleEngine(options), config, quick) as stack:
         prompt = [FIRST_TOKEN_ID] * (context_length - 2)
         answer = await stack.complete("long", prompt=prompt, max_tokens=2)
         assert answer["usage"]["prompt_tokens"] == context_length - 2

@@ -5,9 +5,8 @@ from typing import Any
 from tandem.frontend.catalog.catalog import TokenModel
 from tandem.runtime.config import RuntimeConfig
 from tandem.sdk.engine.types import EngineConfig
-from tests.sdk.engine.engine_stack import ToyEngine, config_of, serving
-from tests.sdk.worker.model_stack import ModelStack
-from tests.services import eventually
+from tests.sdk.engine.engine_stack import ToyEngine, config_of
+from tests.sdk.worker.model_stack import with_engine
 
 
 class Ruled(ToyEngine):
@@ -28,11 +27,7 @@ async def test_an_engine_that_takes_them_gets_tokens(runtime_config: RuntimeConf
         "model": "toy", "prompt": "a", "allowed_token_ids": [1, 2], "bad_words": ["cat"],
     }  # fmt: skip
     engine = Ruled(supports=True)
-    async with (
-        ModelStack(runtime_config) as stack,
-        serving(engine, config_of(), runtime_config),
-    ):
-        await eventually(lambda: bool(stack.server.catalog.models))
+    async with with_engine(engine, config_of(), runtime_config) as stack:
         [model] = stack.server.catalog.models
         assert isinstance(model, TokenModel) and model.card.supports_token_rules
         assert (await stack.http.post("/v1/completions", json=body)).status_code == 200
@@ -43,11 +38,7 @@ async def test_an_engine_that_takes_them_gets_tokens(runtime_config: RuntimeConf
 
 async def test_one_that_does_not_is_not_asked(runtime_config: RuntimeConfig) -> None:
     engine = Ruled(supports=False)
-    async with (
-        ModelStack(runtime_config) as stack,
-        serving(engine, config_of(), runtime_config),
-    ):
-        await eventually(lambda: bool(stack.server.catalog.models))
+    async with with_engine(engine, config_of(), runtime_config) as stack:
         for field, value in (("allowed_token_ids", [1]), ("bad_words", ["cat"])):
             body = {"model": "toy", "prompt": "a", field: value}
             refused = await stack.http.post("/v1/completions", json=body)

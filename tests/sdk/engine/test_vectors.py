@@ -14,16 +14,14 @@ from tandem.sdk.engine.types import EngineConfig
 from tandem.sdk.engine_worker.handler import EngineHandler
 from tandem.sdk.sample_engine import SampleEngine, hashed_vector
 from tandem.sdk.wire.vector_requests import VectorCodec
-from tests.sdk.engine.engine_stack import PATIENCE_S, ToyEngine, config_of, serving
-from tests.sdk.worker.model_stack import ModelStack
-from tests.services import eventually
+from tests.sdk.engine.engine_stack import PATIENCE_S, ToyEngine, config_of
+from tests.sdk.worker.model_stack import with_engine
 
 
 async def test_the_sample_engine_embeds_and_ranks_over_http(runtime_config: RuntimeConfig) -> None:
     quick = runtime_config.model_copy(update={"drain_timeout_s": 0.3})
     config = config_of(served_model_name="sample", endpoint_types="embeddings, rerank")
-    async with ModelStack(quick) as stack, serving(SampleEngine(), config, quick):
-        await eventually(lambda: any(m.card.name == "sample" for m in stack.server.catalog.models))
+    async with with_engine(SampleEngine(), config, quick) as stack:
         texts = ["It is sunny in Paris.", "The cat sleeps."]
         body = {"model": "sample", "input": texts, "dimensions": 32}
         answer = (await stack.http.post("/v1/embeddings", json=body)).json()
@@ -104,11 +102,7 @@ async def test_a_caller_who_leaves_cancels_the_engines_work() -> None:
 async def test_what_the_loaded_model_serves_is_stronger_than_the_config(
     runtime_config: RuntimeConfig,
 ) -> None:
-    async with (
-        ModelStack(runtime_config) as stack,
-        serving(Waiting(), config_of(), runtime_config),
-    ):
-        await eventually(lambda: bool(stack.server.catalog.models))
+    async with with_engine(Waiting(), config_of(), runtime_config) as stack:
         [model] = stack.server.catalog.models
         assert model.card.model_types == ["embeddings"]
 

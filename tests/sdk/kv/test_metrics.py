@@ -31,6 +31,15 @@ async def aggregator(pair: Pair) -> AsyncIterator[KvMetricsAggregator]:
     await aggregator.close()
 
 
+@pytest.fixture
+async def publisher(pair: Pair) -> AsyncIterator[KvMetricsPublisher]:
+    """Has its endpoint; has published nothing."""
+    publisher = KvMetricsPublisher()
+    await publisher.create_endpoint(pair.worker.namespace("a").component("b"))
+    yield publisher
+    await publisher.close()
+
+
 async def until(aggregator: KvMetricsAggregator, expected: list[KvMetrics]) -> None:
     async with asyncio.timeout(60):
         while (await aggregator.get_metrics()).endpoints != expected:
@@ -56,21 +65,18 @@ async def test_what_a_worker_publishes_is_what_a_router_gets(
     await until(aggregator, [])
 
 
-async def test_a_late_router_asks_and_need_not_wait_for_a_report(pair: Pair) -> None:
-    publisher = KvMetricsPublisher()
-    await publisher.create_endpoint(pair.worker.namespace("a").component("b"))
+async def test_a_late_router_asks_and_need_not_wait_for_a_report(
+    pair: Pair, publisher: KvMetricsPublisher
+) -> None:
     publisher.publish(*NUMBERS)
     late = KvMetricsAggregator(pair.caller.namespace("a").component("b"))
     assert (await late.get_metrics()).endpoints == [KvMetrics(pair.worker.instance_id, *NUMBERS)]
     await late.close()
-    await publisher.close()
 
 
 async def test_a_worker_that_published_nothing_is_no_candidate(
-    pair: Pair, aggregator: KvMetricsAggregator
+    pair: Pair, aggregator: KvMetricsAggregator, publisher: KvMetricsPublisher
 ) -> None:
-    publisher = KvMetricsPublisher()
-    await publisher.create_endpoint(pair.worker.namespace("a").component("b"))
     client = await pair.caller.endpoint("a.b.load_metrics").client()
     await client.wait_for_instances(10)
     assert (await aggregator.get_metrics()).endpoints == []
@@ -88,7 +94,6 @@ async def test_a_worker_that_published_nothing_is_no_candidate(
         }
     ]  # fmt: skip
     await client.close()
-    await publisher.close()
 
 
 async def test_several_workers_are_distinguished_and_leave_one_by_one(
@@ -107,10 +112,11 @@ async def test_several_workers_are_distinguished_and_leave_one_by_one(
 
 
 async def test_a_worker_without_a_report_is_asked(
-    pair: Pair, aggregator: KvMetricsAggregator, monkeypatch: pytest.MonkeyPatch
+    pair: Pair,
+    aggregator: KvMetricsAggregator,
+    publisher: KvMetricsPublisher,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    publisher = KvMetricsPublisher()
-    await publisher.create_endpoint(pair.worker.namespace("a").component("b"))
     publisher.publish(*NUMBERS)
     await until(aggregator, [KvMetrics(pair.worker.instance_id, *NUMBERS)])
     monkeypatch.setattr(pair.worker.events, "publish", lambda *_: None)
@@ -118,24 +124,22 @@ async def test_a_worker_without_a_report_is_asked(
     monkeypatch.setattr("tandem.sdk.kv.aggregator._STALE_S", 0.0)
     answer = await aggregator.get_metrics()
     assert [each.request_active_slots for each in answer.endpoints] == [9]
-    await publisher.close()
 
 
-async def test_frontends_get_the_load_as_of_any_worker(pair: Pair) -> None:
+async def test_frontends_get_the_load_as_of_any_worker(
+    pair: Pair, publisher: KvMetricsPublisher
+) -> None:
     reports: list[LoadReport] = []
     decode = msgspec.msgpack.Decoder(LoadReport).decode
     await pair.caller.events.subscribe(
         load_subject("a"), lambda _, payload: reports.append(decode(payload))
     )
-    publisher = KvMetricsPublisher()
-    publisher.create_endpoint(pair.worker.namespace("a").component("b"))
     thread = threading.Thread(target=publisher.publish, args=NUMBERS)
     thread.start()
     thread.join()
     await eventually(lambda: bool(reports))
     worker = pair.worker
     assert reports[0] == LoadReport(worker.instance_id, worker.epoch, "decode", 3, 2, 0, 100, 30, 0)
-    await publisher.close()
 
 
 async def test_blocks_are_added_up_over_ranks(pair: Pair, aggregator: KvMetricsAggregator) -> None:
@@ -149,8 +153,7 @@ async def test_blocks_are_added_up_over_ranks(pair: Pair, aggregator: KvMetricsA
     await publisher.close()
 
 
-async def test_numbers_that_are_none_are_named(pair: Pair) -> None:
-    publisher = KvMetricsPublisher()
+async def test_numbers_that_are_none_are_named(pair: Pair, publisher: KvMetricsPublisher) -> None:
     wrong: list[tuple[int, Any, str]] = [
         (0, -1, "request_active_slots"),
         (3, 0.5, "kv_total_blocks"),
@@ -162,7 +165,5 @@ async def test_numbers_that_are_none_are_named(pair: Pair) -> None:
         numbers[position] = value
         with pytest.raises(InvalidRequestError, match=name):
             publisher.publish(*numbers)  # type: ignore[arg-type]
-    await publisher.create_endpoint(pair.worker.namespace("a").component("b"))
     with pytest.raises(InvalidRequestError, match="create_endpoint"):
         publisher.create_endpoint(pair.worker.namespace("a").component("b"))
-    await publisher.close()

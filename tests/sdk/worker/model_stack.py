@@ -1,8 +1,8 @@
 """A real frontend, and workers of the kit that register models with it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,7 +15,9 @@ from tandem.models.paths import BUNDLED_MODEL
 from tandem.router.config import RouterConfig
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.membership.node import Node
-from tandem.sdk import DistributedRuntime, Endpoint
+from tandem.sdk import DistributedRuntime, Endpoint, LLMEngine
+from tandem.sdk.engine.worker_config import WorkerConfig
+from tests.sdk.engine.engine_stack import serving
 from tests.services import eventually
 
 Register = Callable[[Endpoint], Awaitable[None]]
@@ -100,6 +102,16 @@ class ModelStack:
         body = {"model": model, "prompt": "Hi"} | fields
         answer: dict[str, Any] = (await self.http.post("/v1/completions", json=body)).json()
         return answer
+
+
+@asynccontextmanager
+async def with_engine(
+    engine: LLMEngine, config: WorkerConfig, cluster: RuntimeConfig
+) -> AsyncIterator[ModelStack]:
+    """A frontend that has the model of an engine."""
+    async with ModelStack(cluster) as stack, serving(engine, config, cluster) as worker:
+        await eventually(lambda: bool(stack.cards(worker.runtime)))
+        yield stack
 
 
 def bundled_tokens(text: str) -> list[int]:
