@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import random
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.services import EtcdServer, NatsServer, eventually
+from tests.services import EtcdServer, NatsServer
 from tests.vllm.vllm_cluster import NEEDS_VLLM, VllmCluster, random_prompt, with_plugin
 
 pytestmark = NEEDS_VLLM
@@ -87,27 +86,6 @@ async def test_a_cached_prefix_is_not_sent_again(
     assert first
     remote = await ready.complete(http, prompt, "remote", cache_salt=salt)
     assert remote == await ready.complete(http, prompt, "local")
-
-
-async def test_many_prompts_at_one_time_and_callers_that_leave(
-    ready: VllmCluster, http: aiohttp.ClientSession
-) -> None:
-    prompts = [random_prompt(random.randrange(64, 1500)) for _ in range(24)]
-    remote = [asyncio.create_task(ready.complete(http, each, "remote")) for each in prompts]
-    await asyncio.sleep(0.05)
-    for task in remote[::3]:
-        task.cancel()
-    answers = await asyncio.gather(*remote, return_exceptions=True)
-    for prompt, answer in zip(prompts, answers, strict=True):
-        if isinstance(answer, str):
-            assert answer == await ready.complete(http, prompt, "local")
-        else:
-            assert isinstance(answer, asyncio.CancelledError), answer
-
-    async def none_is_open() -> bool:  # of callers that left, either
-        return not any(each.details["num_open_handoffs"] for each in await ready.members())
-
-    await eventually(none_is_open, pause_s=0.1)
 
 
 @pytest.mark.parametrize("part", ["rank", "scheduler", "engine"])

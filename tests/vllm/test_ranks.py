@@ -142,6 +142,7 @@ async def test_callers_that_leave_free_the_blocks_of_both_ranks(
         else:
             assert isinstance(answer, asyncio.CancelledError), answer
     await nothing_is_in_use(http, "decode", "prefill")
+    assert not any(each.details["num_open_handoffs"] for each in await ready.members())
 
 
 async def test_a_stopped_rank_of_the_prefill_worker_is_given_up_before_it_claims(

@@ -258,9 +258,12 @@ async def test_status_shows_prefill_engines_beside_the_decode_engine(quick: Runt
     async with serving(Prefill(), PREFILL, quick), serving(Decode(), DECODE, quick):
         report = await read_cluster(effective_config_of(*flags))
     shown = {
-        each.instance.component: (each.instance.model, each.state) for each in report.instances
+        each.instance.component: (each.instance.namespace, each.instance.model, each.state)
+        for each in report.instances
     }
-    assert shown == {"backend": ("toy", "serving"), "prefill": ("toy", "serving")}
+    toy = ("pipe", "toy", "serving")
+    assert shown == {"backend": toy, "prefill": toy} and report.queues == []
+    assert all(each.worker and each.worker.load.num_running == 0 for each in report.instances)
 
 
 async def test_without_prefill_workers_a_decode_engine_does_it_alone_or_says_that_it_cannot(

@@ -25,7 +25,6 @@ from tandem.sdk import (
     EngineConfig,
     EngineWorker,
     GenerateRequest,
-    ModelInput,
     run,
 )
 from tandem.sdk.engine.health_check import build_health_check_payload
@@ -255,33 +254,6 @@ async def test_a_command_can_take_an_engine_out_of_discovery_and_back(
                 await eventually(lambda: bool(client.instance_ids()))
                 assert (await http.get("/health")).status_code == 200
         assert await answer_of(client, {"token_ids": [1]})
-
-
-class Speaker(ToyEngine):
-    async def generate(self, request: GenerateRequest, context: Context) -> Chunks:
-        self.requests.append(request)
-        for word in ("Hello", " world"):
-            yield {"token_ids": [], "index": 0, "text": word}
-        usage = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
-        yield {
-            "token_ids": [], "index": 0, "text": "", "finish_reason": "eos",
-            "completion_usage": usage,
-        }  # fmt: skip
-
-
-async def test_a_text_engine_speaks_in_openais_chunks(quick: RuntimeConfig) -> None:
-    engine = Speaker()
-    config = config_of(model_input=ModelInput.Text)
-    async with serving(engine, config, quick) as worker, client_of(worker) as client:
-        messages = [{"role": "user", "content": "hi"}]
-        chunks = await answer_of(client, {"model": "toy", "messages": messages})
-        generated = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
-        assert "".join(generated) == "Hello world"
-        assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
-        assert chunks[-1]["usage"]["total_tokens"] == 3
-        assert engine.requests[0]["messages"] == messages
-        chunks = await answer_of(client, {"model": "toy", "prompt": "hi"})
-        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "Hello world"
 
 
 # ---- processes --------------------------------------------------------------------------------

@@ -151,6 +151,7 @@ async def test_two_models_are_served_side_by_side_and_leave_with_their_workers(
             answer = await stack.chat("talker")
             assert answer["choices"][0]["message"]["content"] == "you said: Hi"
             assert answer["usage"]["total_tokens"] == 3
+            assert (await stack.complete("talker"))["choices"][0]["text"] == "you said: Hi"
             messages = [{"role": "user", "content": "Hi"}]
             chat = {"model": "talker", "messages": messages, "stream": True}
             streamed = await stack.http.post("/v1/chat/completions", json=chat)
@@ -172,11 +173,12 @@ async def test_a_prompt_that_fills_a_long_context_is_served(quick: RuntimeConfig
 
 class Talker(ToyEngine):
     async def generate(self, request: Any, context: Context) -> Any:
+        is_chat = "messages" in request
         yield {"token_ids": [], "index": 0, "text": "you said: "}
         yield {
             "token_ids": [],
             "index": 0,
-            "text": request["messages"][0]["content"],
+            "text": request["messages"][0]["content"] if is_chat else request["prompt"],
             "finish_reason": "stop",
             "completion_usage": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3},
         }

@@ -122,8 +122,14 @@ async def test_a_lost_last_event_is_noticed_by_the_heartbeat(
     events.publish = lambda subject, payload: sent.append(subject)  # type: ignore[method-assign]
     routed.publisher.publish_cleared()
     await eventually(lambda: bool(sent))
-    events.publish = publish  # type: ignore[method-assign]
+
+    def sent_on(subject: str, payload: bytes) -> None:
+        sent.append(subject)
+        publish(subject, payload)
+
+    events.publish = sent_on  # type: ignore[method-assign]
     await routed.until(0)
+    await eventually(lambda: len(sent) > 1)
     await routed.indexer.close()
 
 

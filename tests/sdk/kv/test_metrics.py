@@ -8,18 +8,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from tandem.runtime.bus.events import load_subject
+from tandem.runtime.bus.events import kv_subject, load_subject
+from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.errors import InvalidRequestError, UnavailableError
 from tandem.runtime.wire.cluster_messages import LoadReport
 from tandem.sdk import (
     DistributedRuntime,
+    KvIndexer,
     KvMetrics,
     KvMetricsAggregator,
     KvMetricsPublisher,
     WorkerMetricsPublisher,
 )
+from tandem.sdk.kv.metrics import metrics_subject
 from tests.sdk.kit_pair import Pair
-from tests.services import eventually
+from tests.services import MonitoredNatsServer, eventually
 
 NUMBERS = (3, 1024, 70, 100, 2, 0.7, 0.25)
 
@@ -151,6 +154,28 @@ async def test_blocks_are_added_up_over_ranks(pair: Pair, aggregator: KvMetricsA
     with pytest.raises(InvalidRequestError, match="active_decode_blocks"):
         publisher.publish(0)
     await publisher.close()
+
+
+async def test_a_closed_follower_of_the_workers_is_no_subscriber(
+    runtime_config: RuntimeConfig,
+) -> None:
+    with MonitoredNatsServer() as nats:
+        config = runtime_config.model_copy(update={"nats_url": nats.url})
+        async with DistributedRuntime(config) as caller:
+            workers = caller.namespace("a").component("b")
+            subjects = [kv_subject("a"), metrics_subject(workers)]
+
+            async def are_subscribed(number: int) -> None:
+                await eventually(
+                    lambda: all(nats.num_subscriptions(each) == number for each in subjects)
+                )
+
+            pairs = [(KvIndexer(workers, 4), KvMetricsAggregator(workers)) for _ in range(3)]
+            await are_subscribed(3)
+            for num_left in (2, 1, 0):
+                for follower in pairs[num_left]:
+                    await follower.close()
+                await are_subscribed(num_left)
 
 
 async def test_numbers_that_are_none_are_named(pair: Pair, publisher: KvMetricsPublisher) -> None:
