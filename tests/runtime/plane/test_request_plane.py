@@ -285,15 +285,6 @@ async def test_a_reader_that_does_not_read_stops_the_writer(
     await eventually(lambda: not server.running)
 
 
-async def test_items_beyond_the_credit_wait_at_the_sender_and_arrive_in_order(
-    server: RequestServer, client: RequestClient
-) -> None:
-    num_items = 10 * WINDOW_ITEMS
-    stream = await client.open(server.address, "count", b"%d" % num_items, RequestContext())
-    await eventually(lambda: len(stream._items) == WINDOW_ITEMS)
-    assert [item async for item in stream] == [b"%d" % i for i in range(num_items)]
-
-
 # ---- drain, stop, reconnect -------------------------------------------------------------------
 
 

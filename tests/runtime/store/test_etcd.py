@@ -49,13 +49,6 @@ def test_an_endpoint_that_is_no_url_is_refused() -> None:
         EtcdDiscovery(RuntimeConfig(etcd_endpoints="ftp://127.0.0.1:1"))
 
 
-async def test_of_several_endpoints_one_is_enough(server: EtcdServer) -> None:
-    endpoints = f"http://127.0.0.1:{free_port()},{server.url}"
-    async with started(EtcdDiscovery(RuntimeConfig(etcd_endpoints=endpoints))) as discovery:
-        await discovery.put("/x", b"1")
-        assert await discovery.get_prefix("/x") == {"/x": b"1"}
-
-
 SOONER_THAN_GRPC_S = 20.0  # which leaves a silent server after a minute
 
 
