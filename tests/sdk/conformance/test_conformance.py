@@ -41,7 +41,12 @@ SETTINGS = ConformanceSettings(
 )
 # Where a timeout is what finds the engine out, it need not be waited for long.
 IMPATIENT = replace(SETTINGS, generate_timeout_s=0.5, cancel_timeout_s=0.5, drain_timeout_s=0.5)
-FOUND_BY_TIMEOUT = {"NeverLooksUp", "ForgetsWhomItAborts", "LeavesSeatsToAbort", "NeverComesToRest"}
+FOUND_BY_TIMEOUT = {
+    "NeverLooksUp": replace(SETTINGS, cancel_timeout_s=0.5),
+    "ForgetsWhomItAborts": IMPATIENT,
+    "LeavesSeatsToAbort": IMPATIENT,
+    "NeverComesToRest": replace(SETTINGS, drain_timeout_s=0.5),
+}
 
 
 async def test_an_honest_engine_passes_every_check() -> None:
@@ -66,7 +71,7 @@ async def test_a_broken_engine_fails_with_exactly_its_failure(
     engine: type[HonestEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lifecycle, "_SETTLE_S", 0.2)
-    settings = IMPATIENT if engine.__name__ in FOUND_BY_TIMEOUT else SETTINGS
+    settings = FOUND_BY_TIMEOUT.get(engine.__name__, SETTINGS)
     try:
         report = await examine(engine, settings=settings)
     finally:
