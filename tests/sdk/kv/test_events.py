@@ -153,7 +153,8 @@ async def test_blocks_that_cannot_be_named_are_not_published(routed: Routed) -> 
 async def test_a_block_is_removed_with_the_last_rank_that_holds_it(routed: Routed) -> None:
     component = routed.pair.worker.namespace("a").component("b")
     other_rank = KvEventPublisher(component, kv_block_size=BLOCK, dp_rank=1)
-    routed.publisher.publish_stored(TOKENS, None, [1, 2, 3, 4])
+    for _ in range(2):  # told twice, held once
+        routed.publisher.publish_stored(TOKENS, None, [1, 2, 3, 4])
     routed.publisher.publish_stored(TOKENS[:4], None, [21])  # the same block again
     other_rank.publish_stored(TOKENS[:8], None, [1, 2])
     routed.publisher.publish_removed([1])
