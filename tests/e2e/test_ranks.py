@@ -5,16 +5,47 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import psutil
 import pytest
 import pytest_asyncio
 
 from tandem.worker.worker import EXIT_DEVICE_LOST
 from tests.e2e.cluster import Answer, Cluster, write_sensitive_model
+from tests.e2e.serving import serving
 
+TOPOLOGY = """
+description: a prefill worker of two ranks beside a decode worker of one
+
+roles:
+  frontend: {count: 1}
+  prefill: {count: 1, gpu: cpu, config: {engine.tp: 2}}
+  decode: {count: 1, gpu: cpu}
+"""
 WIDTHS = (1, 2, 4)
 SLOW_MACHINE = ("--engine.threads=1", "--disagg.claim_timeout_ms=20000")
+
+
+async def test_a_topology_of_two_widths_has_the_answers_of_one(tmp_path: Path) -> None:
+    (tmp_path / "widths.yaml").write_text(TOPOLOGY)
+    async with (
+        serving(str(tmp_path / "widths.yaml"), tmp_path) as url,
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as http,
+    ):
+
+        async def choice(prompt: str, place: str) -> Any:
+            body = {"model": "tandem-tiny", "prompt": prompt, "max_tokens": 12, "temperature": 0}
+            headers = {"x-tandem-prefill": place}
+            where = f"{url}/v1/completions"
+            async with http.post(where, json=body | {"logprobs": 3}, headers=headers) as answer:
+                assert answer.status == 200 and answer.headers["x-tandem-prefill"] == place
+                return (await answer.json())["choices"]
+
+        for name in "AB":  # remote first: a prompt that the worker has cached stays local
+            prompt = f"{name} wrote a letter about the sea"
+            assert await choice(prompt, "remote") == await choice(prompt, "local")
 
 
 @pytest.mark.slow

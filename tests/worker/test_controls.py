@@ -44,10 +44,10 @@ async def test_a_profile_has_the_steps_of_its_time(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controls.tempfile, "tempdir", str(tmp_path))
-    taking = asyncio.create_task(send(pair, pair.one, "profile", 100))
+    taking = asyncio.create_task(send(pair, pair.one, "profile", 300))
     while not taking.done():
         await pair.answered(pair.one, fresh_prompt(9, seed=3), place="local")
-    path = Path((await taking).removeprefix("100 ms of the engine are in "))
+    path = Path((await taking).removeprefix("300 ms of the engine are in "))
     assert "aten::" in read_private(path)
     assert list(path.parent.iterdir()) == [path]
 
