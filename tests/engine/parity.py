@@ -16,7 +16,7 @@ from tandem.engine.step.outcome import SampledToken
 from tandem.runtime.wire.messages import SamplingParams, StopConditions
 from tests.accuracy import judged_logits
 
-NUM_TOKENS = 40
+NUM_TOKENS = 24
 PROMPT_LENGTHS = (1, 7, 23, 48, 40)  # the last begins as the one before it does
 
 

@@ -44,7 +44,7 @@ DENSE: dict[str, dict[str, Any]] = {
     "phi3": {
         "partial_rotary_factor": 0.75,
         "rope_scaling": _LONGROPE,
-        "original_max_position_embeddings": 32,
+        "original_max_position_embeddings": 24,
         "max_position_embeddings": 128,
         "sliding_window": 20,
     },

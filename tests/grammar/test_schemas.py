@@ -218,15 +218,14 @@ NAMED = {"score": {"type": "integer"}, "rank": {"type": "integer"}}
 
 def pattern_schemas() -> Iterator[Any]:
     for pattern in ("^s", "^score$", "score|rank", "^(score|rank)$", "^(score|other)$", "e/?$"):
-        for required in ([], ["score"]):
-            for additional in (True, False):
-                yield {
-                    "type": "object",
-                    "properties": NAMED,
-                    "patternProperties": {pattern: {"minimum": 3}},
-                    "required": required,
-                    "additionalProperties": additional,
-                }
+        for required, additional in (([], True), (["score"], False)):
+            yield {
+                "type": "object",
+                "properties": NAMED,
+                "patternProperties": {pattern: {"minimum": 3}},
+                "required": required,
+                "additionalProperties": additional,
+            }
 
 
 @pytest.mark.parametrize("schema", list(pattern_schemas()), ids=str)

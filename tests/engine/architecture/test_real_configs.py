@@ -21,6 +21,10 @@ from tests.engine.parity import assert_same_logits, make_engine
 from tests.engine.tiny_models import make_model
 
 ALL = REAL | MIXTURES
+# Their layers differ from another's of the table in sizes alone.
+ALIKE = {
+    "DeepSeek-R1-Distill-Qwen-7B", "Qwen3-0.6B", "Llama-3.2-1B", "Mistral-7B-v0.3", "SmolLM2-1.7B",
+}  # fmt: skip
 META = torch.device("meta")
 NARROW = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 512, "num_hidden_layers": 2}
 
@@ -59,7 +63,7 @@ def test_the_tensors_are_those_of_transformers(name: str, tmp_path: Path) -> Non
     assert shapes == expected
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [name for name in ALL if name not in ALIKE])
 def test_two_narrow_layers_compute_as_in_transformers(name: str, tmp_path: Path) -> None:
     """With the published ropes, windows, heads and scales; LongRoPE beyond its first context."""
     whole = load(tmp_path, ALL[name])
@@ -97,9 +101,7 @@ def keys_of(config: dict[str, Any], *before: str) -> Iterator[tuple[str, ...]]:
             yield from keys_of(value, *before, key)
 
 
-@pytest.mark.parametrize(
-    "name", ["Phi-4-mini", "Gemma-3-4B", "EXAONE-4.0-32B", "Qwen3-30B-A3B", "GLM-4.5-Air"]
-)
+@pytest.mark.parametrize("name", ["Phi-4-mini", "Gemma-3-4B", "EXAONE-4.0-32B", "GLM-4.5-Air"])
 def test_a_value_of_any_kind_is_taken_or_refused_by_file_and_key(name: str, tmp_path: Path) -> None:
     num_refused = 0
     for *before, key in keys_of(ALL[name]):

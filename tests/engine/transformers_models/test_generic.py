@@ -36,7 +36,7 @@ from tests.engine.transformers_models.generic_architectures import (
     SLOW,
 )
 
-NUM_TOKENS = 40
+NUM_TOKENS = 24
 PROMPT_LENS = (1, 7, 30, 45)
 
 
@@ -197,7 +197,7 @@ def test_auto_chooses_transformers_or_names_the_extra(
         choose_model_config(tmp_path, "auto")
 
 
-@pytest.mark.parametrize("num_layers", [4, 200, 10**6, 10**30])
+@pytest.mark.parametrize("num_layers", [4, 10**6, 10**30])
 def test_a_model_of_more_layers_than_its_files_have_is_refused_before_it_is_tried(
     num_layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,7 +252,7 @@ WINDOWED = {
 
 
 @pytest.mark.parametrize("kind", WINDOWED)
-@pytest.mark.parametrize("window", [1, 7, 8, 16, 255, 256, 1000])
+@pytest.mark.parametrize("window", [1, 8, 255, 256])
 def test_a_window_is_kept_or_its_layer_is_refused(kind: str, window: int, tmp_path: Path) -> None:
     """Whatever a family's mask hides, its layers ask attention for, or the model is not served."""
     config = AutoConfig.for_model(kind, **(SIZES | WINDOWED[kind]), sliding_window=window)
