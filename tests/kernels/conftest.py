@@ -27,15 +27,32 @@ class Paged:
     keys: list[torch.Tensor]  # per sequence [context_len, num_kv_heads, head_dim]
     values: list[torch.Tensor]
 
-    def expect(self, q: torch.Tensor, row: int, scale: float) -> torch.Tensor:
+    def expect(
+        self,
+        q: torch.Tensor,
+        row: int,
+        scale: float,
+        *,
+        soft_cap: float = 0.0,
+        window: int = 0,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Dense causal attention of sequence `row`'s last len(q) tokens, in float64."""
         group_size = q.shape[1] // self.keys[row].shape[1]
         keys = self.keys[row].double().repeat_interleave(group_size, 1)
         values = self.values[row].double().repeat_interleave(group_size, 1)
         scores = torch.einsum("qhd,khd->hqk", q.double(), keys) * scale
-        hidden = torch.ones(len(q), len(keys), dtype=torch.bool, device=q.device)
-        hidden = hidden.triu(len(keys) - len(q) + 1)
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        if soft_cap:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        positions = torch.arange(len(keys), device=q.device)
+        own = positions[len(keys) - len(q) :, None]
+        hidden = positions > own
+        if window:
+            hidden |= positions <= own - window
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.double().view(-1, 1, 1).expand(-1, len(q), 1)], -1)
+        weights = scores.softmax(-1)[..., : len(keys)]
         return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
 
 

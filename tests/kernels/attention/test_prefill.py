@@ -36,33 +36,6 @@ configs = pytest.mark.parametrize(
 ROUNDINGS, MAGNITUDE = 2, 4.0
 
 
-def expect(
-    paged,
-    q: torch.Tensor,
-    row: int,
-    soft_cap: float,
-    window: int,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Dense attention of sequence `row`'s last len(q) tokens, in float64."""
-    keys, values = paged.keys[row].double(), paged.values[row].double()
-    group_size = q.shape[1] // keys.shape[1]
-    keys, values = keys.repeat_interleave(group_size, 1), values.repeat_interleave(group_size, 1)
-    scores = torch.einsum("qhd,khd->hqk", q.double(), keys) * SCALE
-    if soft_cap:
-        scores = soft_cap * torch.tanh(scores / soft_cap)
-    at = torch.arange(len(keys) - len(q), len(keys), device=q.device)[:, None]
-    positions = torch.arange(len(keys), device=q.device)
-    hidden = positions > at
-    if window:
-        hidden |= positions <= at - window
-    scores = scores.masked_fill(hidden, float("-inf"))
-    if sinks is not None:
-        scores = torch.cat([scores, sinks.double().view(-1, 1, 1).expand(-1, len(q), 1)], -1)
-    weights = scores.softmax(-1)[..., : len(keys)]
-    return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
-
-
 def check(
     attend: Callable[..., None],
     paged,
@@ -97,7 +70,7 @@ def check(
     )
     for row in range(len(query_lens)):
         mine = slice(starts[row], starts[row + 1])
-        expected = expect(paged, q[mine], row, soft_cap, window, sinks)
+        expected = paged.expect(q[mine], row, SCALE, soft_cap=soft_cap, window=window, sinks=sinks)
         atol = tolerance(dtype, ROUNDINGS, MAGNITUDE)
         torch.testing.assert_close(out[mine], expected, rtol=0, atol=atol)
 
@@ -108,7 +81,7 @@ def test_whole_prompts_of_odd_lengths_are_causal(
     attend: Callable[..., None], make_paged, dtype: torch.dtype
 ) -> None:
     lens = [37, 1, 16, 70]
-    check(attend, make_paged(lens, dtype=dtype), lens, num_heads=4)
+    check(attend, make_paged(lens, 1, dtype=dtype), lens, num_heads=2)
 
 
 @kinds
@@ -117,9 +90,7 @@ def test_a_later_chunk_sees_everything_before_it(attend: Callable[..., None], ma
 
 
 @kinds
-@pytest.mark.parametrize(
-    "group_size", [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, *range(4, 9)))]
-)
+@pytest.mark.parametrize("group_size", [1, 3, pytest.param(8, marks=pytest.mark.slow)])
 def test_every_group_of_query_heads_reads_its_own_kv_head(
     attend: Callable[..., None], make_paged, group_size: int
 ) -> None:
@@ -129,7 +100,7 @@ def test_every_group_of_query_heads_reads_its_own_kv_head(
 @kinds
 @pytest.mark.parametrize(
     ("head_dim", "block_size"),
-    [(8, 16), (24, 16), (64, 1), (16, 7), (128, 32), (96, 64), (256, 128)],
+    [(8, 16), (64, 1), (24, 7), (96, 64), (256, 128)],
 )
 def test_head_and_block_sizes_need_not_be_powers_of_two(
     attend: Callable[..., None], make_paged, head_dim: int, block_size: int
@@ -139,7 +110,7 @@ def test_head_and_block_sizes_need_not_be_powers_of_two(
 
 
 @configs
-@pytest.mark.parametrize("block_size", [24, 32, 64])
+@pytest.mark.parametrize("block_size", [24, 64])
 def test_every_way_to_fetch_and_to_take_turns_gives_the_same(
     config: PrefillAttentionConfig, make_paged, block_size: int
 ) -> None:
@@ -149,11 +120,11 @@ def test_every_way_to_fetch_and_to_take_turns_gives_the_same(
     check(attend, paged, [32, 1, 50, 7], num_heads=3, config=config)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("head_dim", "window"), [(64, 0), (128, 0), (96, 70)])
+@pytest.mark.parametrize(("head_dim", "window"), [(128, 0), (96, 70)])
 def test_the_copy_engine_loads_blocks_of_64_whole(
-    make_paged, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, head_dim: int, window: int
+    make_paged, monkeypatch: pytest.MonkeyPatch, head_dim: int, window: int
 ) -> None:
+    dtype = DTYPES[-1]
     loads = []
 
     def describe(*arguments: object) -> TensorDescriptor:
@@ -170,7 +141,7 @@ def test_the_copy_engine_loads_blocks_of_64_whole(
 
 
 @kinds
-@pytest.mark.parametrize("window", [1, 32, 33])
+@pytest.mark.parametrize("window", [1, 33])
 def test_a_window_hides_what_lies_further_back(
     attend: Callable[..., None], make_paged, window: int
 ) -> None:
@@ -178,11 +149,11 @@ def test_a_window_hides_what_lies_further_back(
 
 
 @kinds
-@pytest.mark.parametrize("config", [None, PrefillAttentionConfig(32, 64, 4, 3, False, False)])
 def test_blocks_that_the_window_has_passed_may_hold_anything(
-    attend: Callable[..., None], make_paged, config: PrefillAttentionConfig | None
+    attend: Callable[..., None], make_paged
 ) -> None:
     """They are other sequences' by now. A tile may begin before the window does."""
+    config = PrefillAttentionConfig(32, 64, 4, 3, use_tma=False, persistent=False)
     paged, query_lens, block_size = make_paged([100, 71]), [10, 1], 16
     for row, length in enumerate(paged.context_lens.tolist()):
         passed = (length - query_lens[row] + 1 - 20) // block_size
@@ -203,7 +174,7 @@ def test_windows_begin_and_end_anywhere_in_a_tile(
 @kinds
 @pytest.mark.parametrize("window", [0, 20])
 def test_a_soft_cap_bends_the_scores(attend: Callable[..., None], make_paged, window: int) -> None:
-    check(attend, make_paged([50, 8]), [30, 8], num_heads=4, soft_cap=1.5, window=window)
+    check(attend, make_paged([50, 8], 1), [30, 8], num_heads=2, soft_cap=1.5, window=window)
 
 
 @kinds
@@ -211,9 +182,9 @@ def test_a_soft_cap_bends_the_scores(attend: Callable[..., None], make_paged, wi
 def test_a_sink_takes_weight_and_has_no_value(
     attend: Callable[..., None], make_paged, soft_cap: float, window: int
 ) -> None:
-    paged = make_paged([40, 8, 60])
+    paged = make_paged([40, 8])
     sinks = torch.tensor([-200.0, 0.0, 3.0, 200.0], device=paged.kv_cache.device)
-    check(attend, paged, [20, 8, 21], 4, soft_cap=soft_cap, window=window, sinks=sinks)
+    check(attend, paged, [20, 8], 4, soft_cap=soft_cap, window=window, sinks=sinks)
 
 
 @kinds
@@ -294,9 +265,9 @@ def test_table_entries_past_a_context_are_never_followed(
 
 
 def test_narrow_integers_and_surplus_rows_are_taken(make_paged) -> None:
-    paged = make_paged([40, 21])
+    paged = make_paged([40, 21], 1)
     device = paged.kv_cache.device
-    q = torch.randn(40, 4, 16, device=device)
+    q = torch.randn(40, 2, 16, device=device)
     out = torch.full_like(q, 7.0)
     prefill_attention.prefill_attention(
         q,
@@ -308,13 +279,13 @@ def test_narrow_integers_and_surplus_rows_are_taken(make_paged) -> None:
         SCALE,
         out,
     )
-    expected = torch.cat([expect(paged, q[:10], 0, 0.0, 0), expect(paged, q[10:31], 1, 0.0, 0)])
+    expected = torch.cat([paged.expect(q[:10], 0, SCALE), paged.expect(q[10:31], 1, SCALE)])
     atol = tolerance(q.dtype, ROUNDINGS, MAGNITUDE)
     torch.testing.assert_close(out[:31], expected, rtol=0, atol=atol)
     assert (out[31:] == 7.0).all()
 
 
-@pytest.mark.parametrize(("head_dim", "block_size"), [(128, 16), (64, 128), (64, 64)])
+@pytest.mark.parametrize(("head_dim", "block_size"), [(128, 16), (64, 128)])
 def test_every_candidate_gives_the_same(make_paged, head_dim: int, block_size: int) -> None:
     arch = 90 if architecture() == INTERPRETED else architecture()
     paged = make_paged([140], 1, head_dim, block_size, dtype=torch.float16)

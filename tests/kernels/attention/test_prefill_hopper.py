@@ -87,8 +87,7 @@ def check(
         torch.testing.assert_close(out[mine], expected, rtol=0, atol=error)
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("head_dim", "dtype"), [(64, torch.bfloat16), (128, torch.float16)])
 def test_whole_prompts_of_odd_lengths_are_causal(
     simulate: Simulate, head_dim: int, dtype: torch.dtype
 ) -> None:
@@ -96,23 +95,18 @@ def test_whole_prompts_of_odd_lengths_are_causal(
     simulate(lens, lens, head_dim=head_dim, dtype=dtype)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_later_chunk_sees_everything_before_it(simulate: Simulate, seed: int) -> None:
-    simulate([140, 32, 1, 2, 128], [500, 33, 400, 18, 384], seed=seed)
+def test_a_later_chunk_sees_everything_before_it(simulate: Simulate) -> None:
+    simulate([140, 32, 1, 2, 128], [500, 33, 400, 18, 384], seed=1)
 
 
-@pytest.mark.parametrize(
-    "group_size", [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, *range(4, 9)))]
-)
+@pytest.mark.parametrize("group_size", [1, 3, pytest.param(8, marks=pytest.mark.slow)])
 def test_every_group_of_query_heads_reads_its_own_kv_head(
     simulate: Simulate, group_size: int
 ) -> None:
     simulate([21, 13], [40, 21], num_heads=2 * group_size, num_kv_heads=2)
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "block_size"), [(64, 16), (64, 32), (64, 64), (64, 256), (128, 16), (128, 128)]
-)
+@pytest.mark.parametrize(("head_dim", "block_size"), [(64, 16), (128, 64), (64, 128), (64, 256)])
 def test_tiles_gather_blocks_of_every_offered_size(
     simulate: Simulate, head_dim: int, block_size: int
 ) -> None:
@@ -122,8 +116,7 @@ def test_tiles_gather_blocks_of_every_offered_size(
 @pytest.mark.parametrize(
     "num_programs", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 7))]
 )
-@pytest.mark.parametrize("take_turns", [False, True])
-@pytest.mark.parametrize("num_stages", [2, 3])
+@pytest.mark.parametrize(("take_turns", "num_stages"), [(False, 2), (True, 2), (True, 3)])
 def test_a_program_works_through_many_items_in_any_order_of_events(
     simulate: Simulate, num_programs: int, take_turns: bool, num_stages: int
 ) -> None:

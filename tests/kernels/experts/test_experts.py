@@ -173,10 +173,15 @@ KINDS = [
 
 @pytest.mark.parametrize(("kernels", "dtype"), KINDS)
 @pytest.mark.parametrize(
-    ("num_experts", "width", "hidden_size", "num_tokens"),
-    [(1, 16, 32, 3), (5, 70, 98, 0), (5, 70, 98, 1), (7, 33, 130, 9)],
+    ("num_experts", "width", "hidden_size", "num_tokens", "is_clamped"),
+    [
+        (1, 16, 32, 3, False),
+        (5, 70, 98, 0, True),
+        (5, 70, 98, 1, True),
+        (7, 33, 130, 6, False),
+        (7, 33, 130, 6, True),
+    ],
 )
-@pytest.mark.parametrize("is_clamped", [False, True])
 def test_results_are_the_weighted_sum_of_the_chosen_experts(
     kernels: ModuleType,
     dtype: torch.dtype,

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from itertools import product
 from typing import NamedTuple
 
 import pytest
@@ -50,7 +49,7 @@ def inputs(num_tokens: int, width: int, dtype: torch.dtype, device: str) -> torc
 def test_the_opened_gate_scales_the_up_projection(
     kind: Kind, device: str, dtype: torch.dtype
 ) -> None:
-    for width, num_tokens in product((1, 8, 37, 512, 1160, 4736), (1, 7)):
+    for width, num_tokens in ((1, 1), (37, 7), (512, 1), (1160, 3), (4736, 1)):
         gate_up = inputs(num_tokens, width, dtype, device)
         before = gate_up.clone()
         out = torch.full((num_tokens, width + 1), float("nan"), dtype=dtype, device=device)

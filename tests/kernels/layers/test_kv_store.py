@@ -121,8 +121,8 @@ def make_step(
     ("slots", "dtype"),
     [
         ([5], torch.float32),
-        (list(range(40, 29, -1)), torch.float32),
-        *(([0, 1, 2, 3, 12, 13, 27], dtype) for dtype in DTYPES),
+        (list(range(40, 35, -1)), torch.float32),
+        *(([0, 3, 12, 13], dtype) for dtype in DTYPES),
     ],
 )
 @pytest.mark.parametrize("with_norm", [True, False], ids=["norm", "no-norm"])
@@ -148,14 +148,14 @@ def test_norms_may_be_wider_than_what_they_norm(
 
 @kinds
 def test_every_even_head_size_is_rotated(store: Store, device: str) -> None:
-    for head_dim in (2, 6, 24, 64, 96, 128, 256):
+    for head_dim in (2, 6, 24, 128, 256):
         step = make_step([9], 3, 1, head_dim, device=device)
         step.check(*step.run(store))
 
 
 @kinds
 def test_every_ratio_of_queries_to_keys_is_stored(store: Store, device: str) -> None:
-    for ratio, num_kv_heads in (*((ratio, 1) for ratio in range(1, 9)), (2, 3)):
+    for ratio, num_kv_heads in (*((ratio, 1) for ratio in (1, 3, 4, 8)), (2, 3)):
         heads = ratio * num_kv_heads, num_kv_heads
         step = make_step([7], *heads, block_size=5, device=device)
         step.check(*step.run(store))
@@ -190,9 +190,9 @@ def test_indices_may_be_narrow(store: Store, device: str) -> None:
 
 @kinds
 def test_what_a_token_gets_does_not_depend_on_its_batch(store: Store, device: str) -> None:
-    step = make_step(list(range(12)), 8, 2, 32, device=device)
+    step = make_step(list(range(6)), 8, 2, 32, device=device)
     q_out, pool = step.run(store)
-    for token in (0, 7, 11):
+    for token in (0, 5):
         alone = make_step([token], 8, 2, 32, device=device)
         alone.qkv = step.qkv[token : token + 1]
         alone.qk_norm, alone.rope_table = step.qk_norm, step.rope_table

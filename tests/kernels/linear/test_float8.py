@@ -56,7 +56,7 @@ def matrix(form: str, device: str, out_size: int = 40) -> QuantizedMatrix:
     return replace(make(form, out_size, IN_SIZE, device=device), rounds_inputs=True)
 
 
-@pytest.fixture(params=[1, 3], ids="{} splits".format)
+@pytest.fixture
 def num_splits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Give all products so many splits."""
     default = launch.default_config
@@ -80,9 +80,15 @@ def test_inputs_are_rounded_as_by_torch(num_tokens: int, dtype: torch.dtype, dev
     assert ((numbers - exact).abs() <= exact.abs() * 2**-20).float().mean() > 0.99
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
-    "dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.float16], ids=str
+    ("form", "num_splits", "dtype"),
+    [
+        ("float8 in blocks", 3, torch.float16),
+        ("float8 by row", 1, torch.float16),
+        pytest.param("float8 in blocks", 1, torch.float32, marks=pytest.mark.slow),
+        pytest.param("float8 by row", 3, torch.float32, marks=pytest.mark.slow),
+    ],
+    indirect=["num_splits"],
 )
 def test_a_product_is_that_of_rounded_inputs_in_any_batch(
     form: str, dtype: torch.dtype, device: str, num_splits: int
