@@ -22,7 +22,7 @@ from tests.grammar.answers import CASES
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 VOCAB_SIZE = 512
-MAX_TOKENS = 400
+MAX_TOKENS = 250
 
 
 @pytest.fixture(scope="module")
@@ -134,11 +134,6 @@ WAYS = {
     "preempted": {"max_num_seqs": 24, "num_blocks": 80, "overlap": True},
     "chunked": {"max_num_seqs": 8, "max_num_batched_tokens": 16},
 }
-# The others overlap and compute in turn as well.
-SLOW = dict.fromkeys(("in turn", "overlap"), pytest.mark.slow)
-each_way = pytest.mark.parametrize(
-    "way", [pytest.param(way, id=name, marks=SLOW.get(name, ())) for name, way in WAYS.items()]
-)
 
 
 async def test_answers_of_preempted_sequences_follow_their_grammars(
@@ -213,7 +208,14 @@ def check_same(crowd: Crowd, one_by_one: Crowd) -> None:
             assert len(mine.top) > 1 or mine == theirs
 
 
-@each_way
+# The others overlap and compute in turn as well.
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, id=name, marks=pytest.mark.slow if name in ("in turn", "overlap") else ())
+        for name, way in WAYS.items()
+    ],
+)
 async def test_answers_with_forced_tokens_are_those_of_one_draw_for_each(
     model: Path, compiler: GrammarCompiler, one_by_one: Crowd, way: dict[str, object]
 ) -> None:

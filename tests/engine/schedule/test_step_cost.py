@@ -417,7 +417,7 @@ def test_decodes_are_learned_after_many_steps_of_prompts() -> None:
     assert any(cost.decode_s)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.builds(
         StepCosts,

@@ -130,7 +130,7 @@ def stored_files(draw: st.DrawFn) -> list[dict[str, torch.Tensor]]:
     ]
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
 @given(
     files=stored_files(),
     dtype=st.sampled_from(DTYPES),

@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 from tandem.engine.architecture.architectures import LLAMA, QWEN2, QWEN3
 from tandem.engine.architecture.config import ModelConfig
 from tandem.engine.architecture.rope_config import RopeConfig
-from tandem.engine.weights import weights as weights_module
 from tandem.engine.weights.checkpoint import INDEX_NAME
 from tandem.engine.weights.weights import LayerWeights, ModelWeights, load_weights
 from tandem.runtime.errors import ModelError
@@ -307,18 +306,6 @@ def test_tensors_that_the_config_does_not_ask_for_are_named(
     [warning] = [each.message for each in caplog.records if each.levelno == logging.WARNING]
     assert "does not ask for 8 tensors: model.layers.1.mlp.experts.weight, " in warning
     assert warning.endswith("model.layers.5.mlp.experts.weight, ...")
-
-
-def test_the_load_is_told_in_one_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> None:
-    save_file(tensors(), tmp_path / "model.safetensors")
-    with caplog.at_level(logging.INFO, logger=weights_module.__name__):
-        load(tmp_path)
-    (record,) = caplog.records
-    assert str(tmp_path) in record.message
-    assert all(unit in record.message for unit in ("GiB of weights on cpu", " s,", "GiB/s"))
-    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(("after_s", "shown"), [(0.0, True), (60.0, False)])
