@@ -1,6 +1,7 @@
 """One side of a handoff, driven by hand: a node, an engine and transfers of its own."""
 
 import json
+import random
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tandem.models.random_model import write_random_model
 from tandem.queue.config import QueueConfig
 from tandem.queue.deployment import deployment_id
 from tandem.queue.jetstream import JetStreamQueue
+from tandem.runtime.address import new_id
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.membership.model_files import weights_fingerprint
 from tandem.runtime.membership.node import Node
@@ -23,6 +25,7 @@ from tandem.transfer.agents.group import TransferGroup
 from tandem.transfer.agents.link import LinkRates
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.layout import KvLayout
+from tests.services import EtcdServer, NatsServer
 
 MODEL = "tiny"
 BLOCK_SIZE = 4
@@ -64,6 +67,17 @@ def write_tiny_model(folder: Path, window: int = 0, layers: str = "fw") -> Path:
         changes = {"use_sliding_window": True, "sliding_window": window, "layer_types": kinds}
         path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     return folder
+
+
+def fresh_prompt(num_tokens: int, seed: int = 0) -> list[int]:
+    draw = random.Random(seed + 1000 * num_tokens)
+    return [draw.randrange(3, 300) for _ in range(num_tokens)]
+
+
+@pytest.fixture(scope="module")
+def module_config(nats: NatsServer, etcd: EtcdServer) -> RuntimeConfig:
+    """A namespace of the module's own on the session's NATS and etcd."""
+    return RuntimeConfig(namespace=new_id(), nats_url=nats.url, etcd_endpoints=etcd.url)
 
 
 @pytest.fixture(scope="session")
@@ -125,6 +139,15 @@ class HandoffPeer:
 
     def on_notice(self, rank: int, data: bytes) -> None:
         self.notices.append(data)
+
+    def forget(self) -> None:
+        """Drop every sequence, and all that is cached."""
+        scheduler = self.engine.scheduler
+        states = (scheduler.waiting, scheduler.running, scheduler.remote, scheduler.exported)
+        for request_id in [name for state in states for name in state]:
+            self.engine.abort(request_id)
+        self.engine.block_pool.enable_prefix_cache = True
+        self.engine.block_pool.clear_cache()
 
     def run(self, request_id: str) -> list[SequenceOutput]:
         """Steps until `request_id` has ended; its outputs."""

@@ -11,9 +11,9 @@ from tandem.runtime.config import RuntimeConfig
 from tests.decode.prefill_peer import PROMPT
 from tests.decode.prefill_peer import Stage as DecodeStage
 from tests.frontend.frontend_stack import Stack
+from tests.handoff_peer import fresh_prompt
 from tests.handoff_peer import tiny_model as tiny_model
 from tests.prefill.decode_peer import Stage as PrefillStage
-from tests.prefill.decode_peer import fresh_prompt
 from tests.services import eventually
 
 ROOT = Path(__file__).resolve().parents[1]

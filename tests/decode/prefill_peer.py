@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import random
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -57,6 +56,7 @@ from tandem.transfer.handoff.landed import Landed, SettledNotice, encode_landed,
 from tandem.worker.settings import WorkerSettings
 from tandem.worker.worker import Worker
 from tests.handoff_peer import MODEL, QUEUE, TRANSFER, HandoffPeer, Text, engine_config
+from tests.handoff_peer import fresh_prompt as fresh_prompt
 from tests.services import eventually
 
 PROMPT = [7 + 3 * i % 250 for i in range(21)]  # five full blocks of 4 and one token
@@ -65,11 +65,6 @@ PROMPT = [7 + 3 * i % 250 for i in range(21)]  # five full blocks of 4 and one t
 def count(name: str, **labels: str) -> float:
     """The value of a counter of decode workers of this process."""
     return REGISTRY.get_sample_value(f"tandem_{name}", {"model": MODEL, **labels}) or 0.0
-
-
-def fresh_prompt(num_tokens: int, seed: int) -> list[int]:
-    draw = random.Random(seed)
-    return [draw.randrange(3, 300) for _ in range(num_tokens)]
 
 
 @dataclass
@@ -353,6 +348,12 @@ class Stage:
         return msgspec.msgpack.decode(await self.tell("status", b""), type=WorkerStatus)
 
     # ---- looking ------------------------------------------------------------------------------
+
+    async def forget(self) -> None:
+        """Nothing is cached on either side, and no failure is held against the puppet."""
+        await self.worker.loop.call(lambda engine: engine.block_pool.clear_cache())
+        self.peer.forget()
+        self.worker.handoffs.health._records.clear()
 
     @property
     def num_quarantined(self) -> int:

@@ -15,7 +15,10 @@ from tandem.runtime.wire.messages import (
     encode,
     pack_tokens,
 )
-from tests.decode.prefill_peer import PROMPT, Answer, Stage, fresh_prompt
+from tests.decode.prefill_peer import PROMPT, Answer, Stage
+from tests.handoff_peer import fresh_prompt
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # as the stage's
 
 T = TypeVar("T")
 NAN, INF = float("nan"), float("inf")

@@ -5,6 +5,8 @@ import pytest
 from tandem.runtime.wire.messages import SamplingParams, StopConditions
 from tests.decode.prefill_peer import PROMPT, Stage
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # as the stage's
+
 SCORED = SamplingParams(temperature=0, logprobs=1, prompt_logprobs=True)
 NOTHING = StopConditions(max_tokens=0)
 

@@ -7,7 +7,8 @@ from unittest.mock import AsyncMock
 import pytest
 
 from tandem.runtime.config import RuntimeConfig
-from tests.decode.prefill_peer import PROMPT, Stage, fresh_prompt
+from tests.decode.prefill_peer import PROMPT, Stage
+from tests.handoff_peer import fresh_prompt
 from tests.services import eventually
 
 

@@ -11,9 +11,11 @@ import pytest
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.wire.handoff_messages import ClaimRefused
 from tandem.runtime.wire.messages import SamplingParams, StopConditions, Targets, encode
-from tests.decode.prefill_peer import PROMPT, Stage, Work, count, fresh_prompt
-from tests.handoff_peer import BLOCK_SIZE, TRANSFER
+from tests.decode.prefill_peer import PROMPT, Stage, Work, count
+from tests.handoff_peer import BLOCK_SIZE, TRANSFER, fresh_prompt
 from tests.services import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # as the stage's
 
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, presence_penalty=0.5, seed=7)
 WITH_LOGPROBS = msgspec.structs.replace(SAMPLED, logprobs=2)
@@ -325,6 +327,7 @@ async def test_the_claimant_can_read_the_prefix_that_is_cached_here(stage: Stage
     assert [await stage.peer.group.read(link, link.rank_pairs[0], pairs)] == answer.checksums
     pool = stage.peer.engine.runner.kv_cache.tensor
     assert pool[local].equal(pool[work.blocks[: len(ordinals)]])  # what we computed ourselves
+    stage.peer.engine.block_pool.free(local)
     await stage.deliver(work)
     await again.whole()
     assert (await stage.ask_for_prefix(work, ordinals)).blocks == []  # the claim is over

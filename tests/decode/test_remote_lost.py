@@ -31,9 +31,11 @@ from tandem.runtime.wire.cluster_messages import LoadReport, StepCosts
 from tandem.runtime.wire.handoff_messages import ClaimRefused, PrefillJob
 from tandem.runtime.wire.messages import StopConditions, Targets, encode
 from tandem.transfer.handoff.receiver import CLAIMANT_CHECK_INTERVAL_S as CHECK_S
-from tests.decode.prefill_peer import PROMPT, Stage, count, fresh_prompt
-from tests.handoff_peer import TRANSFER
+from tests.decode.prefill_peer import PROMPT, Stage, count
+from tests.handoff_peer import TRANSFER, fresh_prompt
 from tests.services import NatsServer, eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # as the stage's
 
 
 def dead_pid() -> int:
@@ -382,19 +384,19 @@ async def test_a_burst_does_not_queue_more_than_its_limit(
         await stage.balanced()
 
 
-async def test_a_draining_worker_finishes_its_remote_prefills(stage: Stage) -> None:
-    answers = [await stage.ask(PROMPT), await stage.ask(fresh_prompt(9, seed=1))]
-    work = await stage.claimed()
-    draining = asyncio.create_task(stage.worker.drain())
-    await eventually(lambda: stage.worker._is_draining)
+async def test_a_draining_worker_finishes_its_remote_prefills(own_stage: Stage) -> None:
+    answers = [await own_stage.ask(PROMPT), await own_stage.ask(fresh_prompt(9, seed=1))]
+    work = await own_stage.claimed()
+    draining = asyncio.create_task(own_stage.worker.drain())
+    await eventually(lambda: own_stage.worker._is_draining)
     with pytest.raises(UnavailableError, match="draining"):
-        await (await stage.ask(PROMPT)).whole()
-    discovery, namespace = stage.peer.node.discovery, stage.peer.node.config.namespace
+        await (await own_stage.ask(PROMPT)).whole()
+    discovery, namespace = own_stage.peer.node.discovery, own_stage.peer.node.config.namespace
     assert len(await discovery.get_prefix(transfer_prefix(namespace))) == 1
-    await stage.deliver(await stage.claimed())
-    await stage.deliver(work)
+    await own_stage.deliver(await own_stage.claimed())
+    await own_stage.deliver(work)
     texts = [await answer.whole() for answer in answers]
-    assert texts == [stage.undisturbed(PROMPT), stage.undisturbed(fresh_prompt(9, seed=1))]
+    assert texts == [own_stage.undisturbed(PROMPT), own_stage.undisturbed(fresh_prompt(9, seed=1))]
     assert all(answer.report and answer.report.place == "remote" for answer in answers)
     await draining
 

@@ -10,6 +10,8 @@ from tandem.runtime.wire.cluster_messages import LoadReport
 from tests.decode.prefill_peer import Stage
 from tests.services import eventually
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # as the stage's
+
 
 async def test_an_unexpected_error_does_not_end_the_load_reports(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

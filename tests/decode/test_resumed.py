@@ -141,6 +141,7 @@ def test_an_answer_that_has_all_its_tokens_is_refused(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("place", ["remote", "local"])
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_prefill_worker_draws_the_next_token_of_an_answer_that_goes_on(
     stage: Stage, place: PrefillPlace
 ) -> None:
@@ -171,6 +172,7 @@ async def test_a_prefill_worker_draws_the_next_token_of_an_answer_that_goes_on(
             assert ours.logprob == pytest.approx(uncut.logprob, abs=LOGPROB_TOLERANCE)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_request_that_comes_again_on_another_connection_ends_its_older_stream(
     stage: Stage,
 ) -> None:

@@ -2,8 +2,12 @@
 
 from typing import Any
 
+import pytest
+
 from tests.decode.prefill_peer import PROMPT, Stage
 from tests.services import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # as the stage's
 
 
 async def test_a_ticket_takes_the_requests_span_along(stage: Stage, exported: Any) -> None:

@@ -253,6 +253,7 @@ async def test_a_finished_request_is_a_row_of_the_trace(tmp_path: Path) -> None:
     assert (second["outcome"], second["cause"]) == ("capacity", "short")
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_real_handoff_is_observed_in_all_its_parts(stage: Stage) -> None:
     parts = ("placement", "queue", "exposed_transfer", "verification", "first_step")
 

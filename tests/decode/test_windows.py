@@ -1,20 +1,25 @@
 """Answers of a model whose last layer has a window, from prompts that were computed elsewhere."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from tandem.runtime.config import RuntimeConfig
-from tests.decode.prefill_peer import Stage, fresh_prompt
-from tests.handoff_peer import write_tiny_model
+from tests.decode.prefill_peer import Stage
+from tests.handoff_peer import fresh_prompt, write_tiny_model
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # as the stage's
 
 
-@pytest.fixture
-async def stage(runtime_config: RuntimeConfig, tmp_path: Path) -> AsyncIterator[Stage]:
-    async with Stage(runtime_config, write_tiny_model(tmp_path, window=8)) as running:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_stage(
+    module_config: RuntimeConfig, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Stage]:
+    async with Stage(
+        module_config, write_tiny_model(tmp_path_factory.mktemp("model"), window=8)
+    ) as running:
         yield running
-        await running.balanced()
 
 
 async def test_an_answer_follows_from_the_blocks_that_it_reads(stage: Stage) -> None:

@@ -1,7 +1,6 @@
 """A prefill worker, and a decode worker that does only what a test tells it to."""
 
 import asyncio
-import random
 import secrets
 import threading
 from collections.abc import Iterator
@@ -43,11 +42,6 @@ from tests.services import eventually
 
 GREEDY = SamplingParams(temperature=0)
 SIX = StopConditions(max_tokens=6, ignore_eos=True)
-
-
-def fresh_prompt(num_tokens: int, seed: int = 0) -> list[int]:
-    draw = random.Random(seed + 1000 * num_tokens)
-    return [draw.randrange(3, 300) for _ in range(num_tokens)]
 
 
 @dataclass
@@ -104,6 +98,7 @@ class Stage:
         await register_transfer(node.discovery, node.config.namespace, self.metadata)
         await self.process.startup(self.worker)
         await eventually(self.is_known)
+        self.rates = self.worker._group.links[self.peer.node.instance_id].rates
         return self
 
     def is_known(self) -> bool:
@@ -227,6 +222,16 @@ class Stage:
             gate.set()
 
     # ---- looking ------------------------------------------------------------------------------
+
+    async def forget(self) -> None:
+        """Nothing is reserved or cached on either side, and the worker's speed is not known."""
+        for offer in self.offers.values():
+            offer.ended.set()
+        await self.worker.loop.call(lambda engine: engine.block_pool.clear_cache())
+        self.peer.forget()
+        self.worker._prompts.rate.s_per_token = None
+        await eventually(self.is_known)
+        self.worker._group.links[self.peer.node.instance_id].rates = self.rates
 
     def landed(self, offer: Offer) -> list[Landed]:
         """Return the notices of the writes that have landed, in the order of their posts."""

@@ -18,9 +18,11 @@ from tandem.runtime.wire.handoff_messages import ClaimAnswer, Claimed, ClaimRefu
 from tandem.runtime.wire.messages import SamplingParams, StopConditions, encode, pack_tokens
 from tandem.transfer.handoff import claimant
 from tandem.transfer.loopback import LoopbackFabric
-from tests.handoff_peer import BLOCK_SIZE, FREE_WRITES, TRANSFER
-from tests.prefill.decode_peer import Offer, Stage, fresh_prompt
+from tests.handoff_peer import BLOCK_SIZE, FREE_WRITES, TRANSFER, fresh_prompt
+from tests.prefill.decode_peer import Offer, Stage
 from tests.services import NatsServer, eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # as the stage's
 
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.2, seed=7, logprobs=2)
 LONG = 100  # tokens: four steps of 32
@@ -161,15 +163,15 @@ async def test_a_ticket_that_gives_way_to_others_comes_again(stage: Stage) -> No
     assert time.perf_counter() - published_at > 0.9 * GIVE_WAY_DELAY_S
 
 
-async def test_only_a_registered_decode_worker_is_dialed(stage: Stage) -> None:
-    offer = stage.prepare(fresh_prompt(9))
+async def test_only_a_registered_decode_worker_is_dialed(own_stage: Stage) -> None:
+    offer = own_stage.prepare(fresh_prompt(9))
     stranger = msgspec.structs.replace(offer.job, decode_instance="a stranger")
-    await stage.peer.queue.publish(stranger)
-    await stage.balanced()
+    await own_stage.peer.queue.publish(stranger)
+    await own_stage.balanced()
     assert not offer.claims
-    await stage.peer.node.server.stop()
-    await stage.peer.queue.publish(offer.job)
-    await stage.balanced()
+    await own_stage.peer.node.server.stop()
+    await own_stage.peer.queue.publish(offer.job)
+    await own_stage.balanced()
 
 
 async def test_the_ticket_of_a_new_decode_worker_waits_for_its_metadata(stage: Stage) -> None:
@@ -441,16 +443,16 @@ async def test_a_malformed_answer_to_a_claim_ends_the_ticket(stage: Stage) -> No
 # ---- drain, and a lost queue -------------------------------------------------------------------
 
 
-async def test_a_draining_worker_finishes_its_jobs_and_takes_no_other(stage: Stage) -> None:
-    with stage.frozen_engine():
-        offer = await stage.offer(fresh_prompt(LONG))
-        await eventually(lambda: bool(stage.worker._prompts.open))
-        draining = asyncio.create_task(stage.process.drain())
-        await eventually(lambda: not stage.worker.node._records)
-    assert await stage.text(offer) == stage.undisturbed(fresh_prompt(LONG))
+async def test_a_draining_worker_finishes_its_jobs_and_takes_no_other(own_stage: Stage) -> None:
+    with own_stage.frozen_engine():
+        offer = await own_stage.offer(fresh_prompt(LONG))
+        await eventually(lambda: bool(own_stage.worker._prompts.open))
+        draining = asyncio.create_task(own_stage.process.drain())
+        await eventually(lambda: not own_stage.worker.node._records)
+    assert await own_stage.text(offer) == own_stage.undisturbed(fresh_prompt(LONG))
     await draining
-    late = await stage.offer(fresh_prompt(9))
-    (delivery,) = await stage.peer.queue.receive(1, 60.0)
+    late = await own_stage.offer(fresh_prompt(9))
+    (delivery,) = await own_stage.peer.queue.receive(1, 60.0)
     assert delivery.job == late.job and not late.claims
     await delivery.ack()
 

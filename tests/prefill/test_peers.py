@@ -12,6 +12,8 @@ from tandem.runtime.wire.cluster_messages import TransferMetadata
 from tests.prefill.decode_peer import Stage
 from tests.services import eventually
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # as the stage's
+
 
 async def announce(stage: Stage, instance_id: str, **changes: str) -> None:
     """Make a decode worker known; one that fits and follows it shows that it was considered."""

@@ -6,9 +6,11 @@ from tandem.engine.core.engine import Engine
 from tandem.prefill import prefix_pull
 from tandem.runtime.errors import TransferError
 from tandem.transfer.agents.group import TransferGroup
-from tests.handoff_peer import BLOCK_SIZE
-from tests.prefill.decode_peer import Stage, fresh_prompt
+from tests.handoff_peer import BLOCK_SIZE, fresh_prompt
+from tests.prefill.decode_peer import Stage
 from tests.services import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # as the stage's
 
 SLOW, FAST = 1.0, 1e-9  # seconds per token of computing
 PROMPT = fresh_prompt(43)

@@ -3,9 +3,13 @@
 from typing import Any
 
 import msgspec
+import pytest
 
-from tests.prefill.decode_peer import Stage, fresh_prompt
+from tests.handoff_peer import fresh_prompt
+from tests.prefill.decode_peer import Stage
 from tests.services import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # as the stage's
 
 
 async def test_a_tickets_span_is_below_that_of_its_decode_worker(

@@ -4,18 +4,20 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from msgspec import structs
 
 from tandem.engine.schedule.sequence import LayerProgress
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.wire.handoff_messages import Claimed
 from tandem.transfer.loopback import LoopbackFabric
-from tests.handoff_peer import FREE_WRITES, MODEL, TRANSFER, write_tiny_model
-from tests.prefill.decode_peer import Offer, Stage, fresh_prompt
+from tests.handoff_peer import FREE_WRITES, MODEL, TRANSFER, fresh_prompt, write_tiny_model
+from tests.prefill.decode_peer import Offer, Stage
 from tests.services import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # as the stage's
 
 WINDOW = 8
 LAYERS = "wwfwwfw"  # as in Gemma 3; a block has room for two layers
@@ -39,16 +41,17 @@ WRITES = [
 ]  # fmt: skip
 
 
-@pytest.fixture
-async def stage(runtime_config: RuntimeConfig, tmp_path: Path) -> AsyncIterator[Stage]:
-    model = write_tiny_model(tmp_path, WINDOW, LAYERS)
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_stage(
+    module_config: RuntimeConfig, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Stage]:
+    model = write_tiny_model(tmp_path_factory.mktemp("model"), WINDOW, LAYERS)
     # Tests hold writes, and a ticket that came again would be settled twice.
     transfer = TRANSFER.model_copy(update={"write_timeout_s": 60.0})
-    async with Stage(runtime_config, model, transfer=transfer, ack_wait_s=60.0) as running:
+    async with Stage(module_config, model, transfer=transfer, ack_wait_s=60.0) as running:
         assert running.peer.engine.block_pool.windows == WINDOWS
-        running.worker._group.links[running.peer.node.instance_id].rates = FREE_WRITES
+        running.rates = FREE_WRITES
         yield running
-        await running.balanced()
 
 
 def writes(stage: Stage, offer: Offer) -> list[tuple[tuple[int, int], list[int]]]:

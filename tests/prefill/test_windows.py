@@ -1,14 +1,16 @@
 """Prompts of a model whose second layer has a window: what is handed over, and what is read."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.wire.handoff_messages import Claimed
-from tests.handoff_peer import BLOCK_SIZE, MODEL, write_tiny_model
-from tests.prefill.decode_peer import Stage, fresh_prompt
+from tests.handoff_peer import BLOCK_SIZE, MODEL, fresh_prompt, write_tiny_model
+from tests.prefill.decode_peer import Stage
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # as the stage's
 
 WINDOW = 8
 PROMPT = fresh_prompt(43)
@@ -16,12 +18,15 @@ PROMPT = fresh_prompt(43)
 FULL, WINDOWED = list(range(0, 22, 2)), [17, 19, 21]
 
 
-@pytest.fixture
-async def stage(runtime_config: RuntimeConfig, tmp_path: Path) -> AsyncIterator[Stage]:
-    async with Stage(runtime_config, write_tiny_model(tmp_path, WINDOW)) as running:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_stage(
+    module_config: RuntimeConfig, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Stage]:
+    async with Stage(
+        module_config, write_tiny_model(tmp_path_factory.mktemp("model"), WINDOW)
+    ) as running:
         assert running.peer.engine.block_pool.windows == (0, WINDOW)
         yield running
-        await running.balanced()
 
 
 async def test_only_the_blocks_that_will_be_read_are_sent(stage: Stage) -> None:
