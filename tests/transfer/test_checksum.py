@@ -64,7 +64,7 @@ def test_every_single_bit_flip_changes_the_checksum_of_its_block_only(
 
 
 @BOTH
-@pytest.mark.parametrize("num_bits", [1, 2, 3, 64, 1000])
+@pytest.mark.parametrize("num_bits", [1, 2, 64])
 def test_a_thousand_random_flips_are_all_caught(name: ChecksumName, num_bits: int) -> None:
     rng = random.Random(num_bits)
     blocks = pool(torch.float32)[:1].repeat(1001, 1, 1, 1, 1, 1)

@@ -15,6 +15,8 @@ from tandem.transfer.layout import KvLayout
 from tandem.transfer.loopback import PROCESS_FABRIC, LoopbackTransport
 from tandem.transfer.transport import BlockGrid
 from tests.transfer.agents.groups import LOOPBACK, MakePool, Start, loopback_pair, write
+from tests.transfer.conftest import PeerProcess
+from tests.transfer.pools import LAYOUT
 
 
 async def own_checksums(group: TransferGroup, link: Link, block_ids: list[int]) -> list[int]:
@@ -25,8 +27,13 @@ async def own_checksums(group: TransferGroup, link: Link, block_ids: list[int]) 
 async def test_blocks_cross_processes_and_a_restarted_peer_is_reached_under_its_new_epoch_only(
     make_pool: MakePool, start_group: Start, spawn_peer: Callable[..., Any]
 ) -> None:
+    """The restarted one is in this process, which spares another start."""
     p: TransferGroup = await start_group("p", [make_pool(64, num_spare_blocks=8)])
-    first, second = await asyncio.gather(spawn_peer("d", "e1", 8), spawn_peer("d", "e2", 8))
+    first: PeerProcess = await spawn_peer("d", "e1", 8)
+    heard: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
+    pool = make_pool(64, fill="zero")
+    second: TransferGroup = await start_group("d", [pool], epoch="e2", heard=heard)
+    second.expect(+1)
     link = await p.connect(first.metadata)
     await p.measure(link)
     assert link.rates is not None and link.rates.wire_bytes_per_s > 0
@@ -46,14 +53,14 @@ async def test_blocks_cross_processes_and_a_restarted_peer_is_reached_under_its_
     assert link.is_broken
     with pytest.raises(TransferError):
         await write(p, await p.connect(first.metadata), [(0, 0)], b"to the dead")
-    renewed = await p.connect(second.metadata)
+    renewed = await p.connect(second.metadata())
     assert p.links == {"d": renewed} and renewed.rates is None
     with pytest.raises(TransferError, match=r"d\.e1\.0: not connected"):
         await write(p, link, [(0, 0)], b"old")
     assert not renewed.is_broken
     await write(p, renewed, [(7, 5)], b"new")
-    assert await second.notification() == b"new"
-    found = await second.checksums([5])
+    assert await heard.get() == (0, b"new")
+    found = await second.checksums(renewed.rank_pairs[0], range(LAYOUT.num_layers), [5])
     assert found == await own_checksums(p, renewed, [7])
 
 

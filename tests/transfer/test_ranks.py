@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import replace
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.transfer.checksum import part_checksums
@@ -92,6 +92,7 @@ def test_replicas_share_the_writes_and_what_is_read_goes_the_other_way(
     assert set(read) <= set(pairs) or set(pairs) <= set(read)  # no further connections
 
 
+@settings(max_examples=50)
 @given(layouts, widths, widths, st.data())
 def test_spans_of_layers_of_every_stream_put_each_head_of_each_layer_in_its_place_once(
     layout: KvLayout, prefill_tp: int, decode_tp: int, data: st.DataObject
@@ -132,6 +133,7 @@ def cut(
     return p.head_parts(ranks.prefill_heads)[pieces], d.head_parts(ranks.decode_heads)[pieces]
 
 
+@settings(max_examples=50)
 @given(layouts, widths, widths, st.data(), st.sampled_from(["xxh3", "mix64"]))
 def test_both_ends_of_a_stream_checksum_the_same_bytes_in_the_same_order(
     layout: KvLayout, prefill_tp: int, decode_tp: int, data: st.DataObject, name: ChecksumName

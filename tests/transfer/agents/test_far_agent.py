@@ -96,10 +96,15 @@ def sums_in(notice: bytes) -> list[int]:
     return [checksum for _, checksum in NOTICE_BLOCK.iter_unpack(notice.removeprefix(b"head"))]
 
 
-@pytest.mark.parametrize("backend", ["loopback", "nixl"])
-@pytest.mark.parametrize("widths", [(2, 2), (2, 1), (1, 2), (4, 4), (4, 2), (2, 4), (4, 1), (1, 4)])
+@pytest.mark.parametrize(
+    ("backend", "widths"),
+    [
+        *(("loopback", widths) for widths in ((2, 2), (2, 1), (1, 2), (4, 4), (4, 1), (1, 4))),
+        *(("nixl", widths) for widths in ((2, 2), (4, 1), (1, 4))),
+    ],
+)
 async def test_every_rank_writes_and_reads_its_heads_with_the_checksums_of_the_other_side(
-    widths: tuple[int, int], backend: str, far_ends: ExitStack
+    backend: str, widths: tuple[int, int], far_ends: ExitStack
 ) -> None:
     """Of two KV heads; the ranks of a width of 4 have a replica of one each."""
     config = TransferConfig.model_validate({"backend": backend})

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tandem.transfer.agents.link import GROUP_COUNTS, LinkRates
@@ -22,6 +22,7 @@ rates = st.builds(
     core_share=st.floats(0, 1),
 )
 sizes = st.tuples(st.integers(1, 4096), st.sampled_from([4096, 65_536, BLOCK_BYTES]))
+FEW = settings(max_examples=40)
 
 
 def test_a_transfer_takes_its_overhead_its_descriptors_and_its_bytes() -> None:
@@ -46,6 +47,7 @@ def test_a_group_of_layers_is_two_writes_where_blocks_hold_different_layers() ->
     assert replace(link, overhead_s=0.0, core_share=0.0).num_groups(64, 64, 1, num_kinds=4) == 4
 
 
+@FEW
 @given(rates, sizes, st.integers(1, 80))
 def test_the_groups_chosen_are_never_later_than_no_streaming_nor_more_than_the_layers(
     link: LinkRates, size: tuple[int, int], num_layers: int
@@ -55,6 +57,7 @@ def test_the_groups_chosen_are_never_later_than_no_streaming_nor_more_than_the_l
     assert link.exposed_s(num_groups, *size) <= link.exposed_s(1, *size)
 
 
+@FEW
 @given(rates, sizes)
 def test_where_computing_stands_still_for_transfers_nothing_is_streamed(
     link: LinkRates, size: tuple[int, int]
@@ -62,6 +65,7 @@ def test_where_computing_stands_still_for_transfers_nothing_is_streamed(
     assert replace(link, core_share=1.0).num_groups(*size, NUM_LAYERS) == 1
 
 
+@FEW
 @given(rates, sizes)
 def test_one_layer_is_not_streamed(link: LinkRates, size: tuple[int, int]) -> None:
     assert link.num_groups(*size, 1) == 1
@@ -76,6 +80,7 @@ def test_short_prompts_go_whole_and_long_ones_in_ever_more_groups(link: LinkRate
     assert link.num_groups(1, 4096, NUM_LAYERS) == 1
 
 
+@FEW
 @given(rates, st.integers(1, 2048), st.integers(1, 2048), st.sampled_from([4096, BLOCK_BYTES]))
 def test_more_bytes_never_go_in_fewer_groups(
     link: LinkRates, few: int, more: int, block_bytes: int
@@ -87,6 +92,7 @@ def test_more_bytes_never_go_in_fewer_groups(
     assert groups == sorted(groups)
 
 
+@FEW
 @given(rates, st.sampled_from([4096, 65_536, BLOCK_BYTES]), st.integers(1, 80))
 def test_the_smallest_streamed_chunk_is_streamed_and_half_of_it_is_not(
     link: LinkRates, block_bytes: int, num_layers: int

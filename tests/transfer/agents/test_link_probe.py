@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.transfer.agents import link_probe as self_test
@@ -87,6 +87,7 @@ async def test_a_stall_now_and_then_and_a_cold_start_change_nothing(scripted: Sc
     assert astuple(disturbed) == pytest.approx(astuple(undisturbed))
 
 
+@settings(max_examples=30)
 @given(
     st.lists(st.floats(0, 1e-2), min_size=40, max_size=40),
     st.integers(2, 300),

@@ -18,7 +18,7 @@ EQUIVALENT = {
 }
 EVERY = [mutant for module in MODULES for mutant in mutants(module, UNTESTED)]
 ALL = [mutant for mutant in EVERY if mutant.name not in EQUIVALENT]
-SOME = ALL[::20]
+SOME = ALL[::40]
 
 
 def is_noticed(mutant: Mutant) -> bool:
