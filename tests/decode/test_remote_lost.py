@@ -30,12 +30,19 @@ from tandem.runtime.store.discovery import transfer_prefix
 from tandem.runtime.wire.cluster_messages import LoadReport, StepCosts
 from tandem.runtime.wire.handoff_messages import ClaimRefused, PrefillJob
 from tandem.runtime.wire.messages import StopConditions, Targets, encode
-from tandem.transfer.handoff.receiver import CLAIMANT_CHECK_INTERVAL_S as CHECK_S
 from tests.decode.prefill_peer import PROMPT, Stage, count
 from tests.handoff_peer import TRANSFER, fresh_prompt
 from tests.services import NatsServer, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # as the stage's
+
+
+CHECK_S = 0.05  # between looks at the claimant's process
+
+
+@pytest.fixture
+def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.transfer.handoff.receiver.CLAIMANT_CHECK_INTERVAL_S", CHECK_S)
 
 
 def dead_pid() -> int:
@@ -133,13 +140,13 @@ async def test_a_lost_prefill_worker_s_blocks_wait_for_its_death_or_its_lease(
 
 @pytest.mark.parametrize("is_rank", [False, True], ids=["its own", "a rank of a dead one"])
 async def test_blocks_stay_in_quarantine_while_the_claimant_s_process_stands_still(
-    runtime_config: RuntimeConfig, tiny_model: Path, is_rank: bool
+    runtime_config: RuntimeConfig, tiny_model: Path, is_rank: bool, quick_checks: None
 ) -> None:
     """It may be in the middle of a post, which goes on with the process, whatever its lease."""
     sleeper = sleeping_process()
     pids = (dead_pid(), sleeper.pid) if is_rank else (sleeper.pid,)
     try:
-        async with Stage(runtime_config, tiny_model, handoff_timeout_ms=1500) as stage:
+        async with Stage(runtime_config, tiny_model, handoff_timeout_ms=1000) as stage:
             await stage.register(*pids)
             answer, work = await stage.handoff(PROMPT)
             sleeper.send_signal(signal.SIGSTOP)
@@ -158,7 +165,7 @@ async def test_blocks_stay_in_quarantine_while_the_claimant_s_process_stands_sti
 
 
 async def test_blocks_wait_for_the_death_of_every_rank_and_no_longer(
-    runtime_config: RuntimeConfig, tiny_model: Path
+    runtime_config: RuntimeConfig, tiny_model: Path, quick_checks: None
 ) -> None:
     rank = sleeping_process()
     try:
@@ -198,12 +205,12 @@ async def test_a_ticket_outlasts_its_time_while_a_worker_that_reports_is_predict
     runtime_config: RuntimeConfig, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tandem.decode.transfer_cost.FIXED_S", 0.0)  # so that remote is better
-    limits = {"policy": "adaptive", "max_local_prefill_length": 0, "claim_timeout_ms": 1500}
+    limits = {"policy": "adaptive", "max_local_prefill_length": 0, "claim_timeout_ms": 500}
     async with Stage(runtime_config, tiny_model, **limits) as stage:
         async with reporting(stage):
             waits = await stage.ask(PROMPT)
             asked_at = time.perf_counter()
-            await eventually(lambda: time.perf_counter() > asked_at + 2.0)
+            await eventually(lambda: time.perf_counter() > asked_at + 0.8)
             assert stage.worker.handoffs.num_open == 1
             await stage.deliver(await stage.claimed())
         assert await waits.whole() == stage.undisturbed(PROMPT)

@@ -16,6 +16,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")  # as the stage's
 async def test_an_unexpected_error_does_not_end_the_load_reports(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr("tandem.decode.worker.LOOK_INTERVAL_S", 0.02)
+    monkeypatch.setattr("tandem.decode.worker.IDLE_LOOK_INTERVAL_S", 0.02)
     node = stage.process.node
     subject = load_subject(node.config.namespace, node.instance_id)
     reports: list[bytes] = []

@@ -76,9 +76,10 @@ class Stage:
         *,
         transfer: TransferConfig = TRANSFER,
         ack_wait_s: float = 0.3,
+        max_deliver: int = QUEUE.max_deliver,
         **config: object,
     ) -> None:
-        self.queue_config = QueueConfig(ack_wait_s=ack_wait_s, max_deliver=QUEUE.max_deliver)
+        self.queue_config = QueueConfig(ack_wait_s=ack_wait_s, max_deliver=max_deliver)
         self.peer = HandoffPeer(runtime, model, "decode", transfer)
         engine = engine_config(model, max_num_batched_tokens=32)
         settings = WorkerSettings(runtime, engine, transfer, self.queue_config, MODEL)

@@ -409,25 +409,29 @@ async def test_a_grant_with_a_bad_number_is_given_up_and_no_other(
 
 
 async def test_poison_is_tried_a_few_times_then_dead_and_the_worker_lives(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    runtime_config: RuntimeConfig,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("CRITICAL")
-    queue, decode = stage.peer.queue, claimant._decode_answer
-    await queue._jetstream.publish(f"{queue._names.subject}.1", b"no job at all")
-    offer = stage.prepare(fresh_prompt(21))
+    decode = claimant._decode_answer
+    async with Stage(runtime_config, tiny_model, max_deliver=3) as stage:
+        queue, offer = stage.peer.queue, stage.prepare(fresh_prompt(21))
+        await queue._jetstream.publish(f"{queue._names.subject}.1", b"no job at all")
 
-    def poisoned(answer: bytes | memoryview) -> ClaimAnswer:
-        if isinstance(offer.answer, Claimed) and offer.answer.secret in bytes(answer):
-            raise RuntimeError("the end of any worker that begins this ticket")
-        return decode(answer)
+        def poisoned(answer: bytes | memoryview) -> ClaimAnswer:
+            if isinstance(offer.answer, Claimed) and offer.answer.secret in bytes(answer):
+                raise RuntimeError("the end of any worker that begins this ticket")
+            return decode(answer)
 
-    monkeypatch.setattr(claimant, "_decode_answer", poisoned)
-    offer.may_answer.set()
-    await queue.publish(offer.job)
-    await stage.text(await stage.offer(fresh_prompt(22)))
-    while (await queue.depth()).num_dead < 2:
-        await asyncio.sleep(0.05)
-    assert len(offer.claims) == stage.queue_config.max_deliver
+        monkeypatch.setattr(claimant, "_decode_answer", poisoned)
+        await stage.publish(offer)
+        await stage.text(await stage.offer(fresh_prompt(22)))
+        while (await queue.depth()).num_dead < 2:
+            await asyncio.sleep(0.05)
+        assert len(offer.claims) == 3
+        await stage.balanced()
 
 
 async def test_a_malformed_answer_to_a_claim_ends_the_ticket(stage: Stage) -> None:
