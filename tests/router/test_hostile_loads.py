@@ -59,7 +59,7 @@ WILD_REPORTS = st.builds(
     **dict.fromkeys(COUNTS, WILD),
     costs=st.none() | COSTS,
 )
-PATIENT = settings(deadline=None, max_examples=100)
+PATIENT = settings(deadline=None, max_examples=40)
 
 
 def chosen(reports: list[LoadReport], num_blocks: int, seed: int) -> None:
