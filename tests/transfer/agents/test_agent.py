@@ -56,32 +56,6 @@ def whole(layout: KvLayout) -> Selection:
     return Selection(parts, parts, range(1))
 
 
-@pytest.mark.parametrize("backend", ["nixl", "loopback"])
-async def test_blocks_written_in_one_process_arrive_and_are_announced(
-    backend: str, make_pool: MakePool, layout: KvLayout
-) -> None:
-    source, target = make_pool(16), make_pool(16, fill="zero")
-    config = TransferConfig.model_validate({"backend": backend})
-    heard: asyncio.Queue[bytes] = asyncio.Queue()
-    async with (
-        running(source, layout, "p", config) as p,
-        running(target, layout, "d", config, heard) as d,
-    ):
-        d.expect(+1)
-        await meet(p, d, layout, 16)
-        pairs = [(3, 8), (4, 9), (5, 10), (0, 2), (15, 0)]
-        sent = await p.transfer("WRITE", D, whole(layout), pairs, lambda _: b"arrived")
-        assert sent == b"arrived" == await heard.get()
-        for local, remote in pairs:
-            arrived = target.tensor[remote].view(torch.uint8)
-            assert torch.equal(source.tensor[local].view(torch.uint8), arrived)
-        assert target.tensor[[1, 3, 4, 5, 6, 7, 11]].float().abs().sum() == 0
-        assert p.longest_write_s > 0
-        await p.notify("d", b"nothing written")
-        assert await heard.get() == b"nothing written"
-        d.expect(-1)
-
-
 @pytest.mark.parametrize(
     "error",
     [ValueError("no"), MemoryError("no"), RuntimeError("CUDA error: no"), TransferError("no")],
