@@ -24,18 +24,28 @@ def gpus() -> Iterator[Gpus]:
         yield found
 
 
-@pytest.fixture(scope="package")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of two layers."""
-    folder: Path = write_random_model(
-        tmp_path_factory.mktemp("model"),
-        num_layers=2,
+def write_model(folder: Path, num_layers: int) -> Path:
+    written: Path = write_random_model(
+        folder,
+        num_layers=num_layers,
         hidden_size=32,
         num_heads=2,
         num_kv_heads=1,
         vocab_size=260,
     )
-    return folder
+    return written
+
+
+@pytest.fixture(scope="package")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of two layers, for a handoff by layers."""
+    return write_model(tmp_path_factory.mktemp("model"), 2)
+
+
+@pytest.fixture(scope="package")
+def shallow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of one layer, for steps: a further one is launched as the first."""
+    return write_model(tmp_path_factory.mktemp("shallow"), 1)
 
 
 @pytest.fixture(scope="package")

@@ -19,18 +19,18 @@ from tests.stream_order.gpu import Gpus
     ids=["graphs", "no graphs", "deterministic", "cascade attention"],
 )
 def test_steps_ahead_of_the_host_are_in_order(
-    folder: Path, gpus: Gpus, options: dict[str, bool]
+    shallow: Path, gpus: Gpus, options: dict[str, bool]
 ) -> None:
-    found = scenes.steps(folder, "cuda:0", **options)
+    found = scenes.steps(shallow, "cuda:0", **options)
     assert gpus.order.verdicts == []
-    assert found == scenes.steps(folder, "cpu")
+    assert found == scenes.steps(shallow, "cpu")
 
 
 @pytest.mark.slow
-def test_steps_without_a_late_mask_are_in_order(folder: Path, gpus: Gpus) -> None:
-    found = scenes.masks(folder, "cuda:0")
+def test_steps_without_a_late_mask_are_in_order(shallow: Path, gpus: Gpus) -> None:
+    found = scenes.masks(shallow, "cuda:0")
     assert gpus.order.verdicts == []
-    assert found == scenes.masks(folder, "cpu")
+    assert found == scenes.masks(shallow, "cpu")
     assert all(token % 2 == 0 for token in found["bound"])
 
 
@@ -56,12 +56,12 @@ async def test_no_block_is_used_while_a_late_write_may_reach_it(folder: Path, gp
 
 
 @pytest.mark.slow
-async def test_nothing_of_a_failed_step_is_under_way(folder: Path, gpus: Gpus) -> None:
-    await scenes.failed_launch(folder)
+async def test_nothing_of_a_failed_step_is_under_way(shallow: Path, gpus: Gpus) -> None:
+    await scenes.failed_launch(shallow)
     assert gpus.order.verdicts == []
 
 
 @pytest.mark.slow
-def test_a_lost_gpu_is_told_from_a_failed_step(folder: Path, gpus: Gpus) -> None:
-    scenes.lost(gpus, folder)
+def test_a_lost_gpu_is_told_from_a_failed_step(shallow: Path, gpus: Gpus) -> None:
+    scenes.lost(gpus, shallow)
     assert gpus.order.verdicts == []
