@@ -105,11 +105,9 @@ def test_an_answer_cut_anywhere_and_resumed_is_the_uncut_one(
     assert (len(whole.token_ids), whole.finish_reason) == (NUM_TOKENS, "length")
 
 
-@pytest.mark.parametrize("sampling", WAYS.values(), ids=WAYS.keys())
-def test_a_stop_token_and_min_tokens_mean_the_same_behind_a_seam(
-    engine: Engine, sampling: SamplingParams
-) -> None:
+def test_a_stop_token_and_min_tokens_mean_the_same_behind_a_seam(engine: Engine) -> None:
     """The stop token would have been drawn early; min_tokens holds it back, then lets it go."""
+    sampling = WAYS["penalized"]
     free = StopConditions(max_tokens=NUM_TOKENS, ignore_eos=True)
     add(engine, [], sampling, free)
     drawn = finish(engine)["0"].token_ids
