@@ -37,7 +37,7 @@ async def test_it_joins_serves_and_leaves_at_sigterm(runtime_config: RuntimeConf
     process = await start(runtime_config)
     async with (
         joined(process, runtime_config, "frontend") as instance,
-        httpx.AsyncClient(base_url=f"http://{instance.address}") as http,
+        httpx.AsyncClient(base_url=f"http://{instance.address}", verify=False) as http,
     ):
         assert (await http.get("/live")).status_code == 200
         assert (await http.get("/health")).status_code == 503
@@ -76,15 +76,15 @@ async def test_a_successor_takes_over_without_a_refused_connection(
             elder = await begin()
             await view.wait_for(lambda items: len(items) == 1, 60)
             limits = httpx.Limits(keepalive_expiry=None)
-            async with httpx.AsyncClient(base_url=url, limits=limits) as kept:
+            async with httpx.AsyncClient(base_url=url, limits=limits, verify=False) as kept:
                 first = await kept.get("/live")
                 assert first.status_code == 200 and "connection" not in first.headers
                 await begin()
                 await view.wait_for(lambda items: len(items) == 2, 60)
                 elder.signal(signal.SIGUSR1)
                 await view.wait_for(lambda items: len(items) == 1, 60)
-                for _ in range(100):  # on connections of their own, while the elder is still there
-                    async with httpx.AsyncClient(base_url=url) as new:
+                for _ in range(20):  # on connections of their own, while the elder is still there
+                    async with httpx.AsyncClient(base_url=url, verify=False) as new:
                         assert (await new.get("/live")).status_code == 200
                 assert elder.exit_code is None, "it waits for the client that it has"
                 last = await kept.get("/live")
@@ -98,14 +98,3 @@ async def test_a_successor_takes_over_without_a_refused_connection(
                     process.kill()
                     await process.wait()
             await discovery.close()
-
-
-async def test_a_descriptor_that_does_not_listen_is_refused(
-    runtime_config: RuntimeConfig, tmp_path: Path
-) -> None:
-    with socket.socket() as idle:
-        words = [PROGRAM, runtime_config.model_dump_json(), f'{{"listen_fd": {idle.fileno()}}}']
-        command = [sys.executable, "-c", *words]
-        process = await ChildProcess.start(command, tmp_path / "log", pass_fds=[idle.fileno()])
-        assert await asyncio.wait_for(process.wait(), 60) != 0
-    assert "it does not listen" in process.log_tail()

@@ -1,6 +1,5 @@
 """The lists of API keys, and the buckets of their limits."""
 
-import hashlib
 from pathlib import Path
 
 import pytest
@@ -107,9 +106,3 @@ def test_a_bucket_never_holds_more_than_its_limit(clock: list[float]) -> None:
     bucket.take(-50)
     clock[0] += 1e6
     assert bucket.level == 10
-
-
-def test_the_hash_is_that_of_the_systems_tool() -> None:
-    from tandem.frontend.access.keys import digest_of
-
-    assert digest_of(b"abc").hex() == hashlib.sha256(b"abc").hexdigest()

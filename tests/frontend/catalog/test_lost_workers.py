@@ -7,7 +7,6 @@ import httpx
 import pytest
 
 from tandem.frontend.config import FrontendConfig
-from tandem.runtime.errors import OverloadedError
 from tests.frontend.access.test_access import bearer, entry
 from tests.frontend.frontend_stack import ANSWER, Stack
 from tests.frontend.generation.cut_answers import TEXT_AND_LOGPROBS, Cut, ask, telling
@@ -164,19 +163,20 @@ async def test_a_new_request_waits_for_the_return_of_the_last_worker_or_for_anot
     assert stack.server.handler._deps.waiting.num_taken == 0
 
 
-async def test_some_time_after_the_loss_new_requests_are_refused_at_once() -> None:
-    async with Stack(config=FrontendConfig(port=0, return_wait_s=1.5)) as stack:
+async def test_some_time_after_the_loss_new_requests_are_refused_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with Stack(config=FrontendConfig(port=0, return_wait_s=0.5)) as stack:
         await stack.chat()
         stack.worker.vanish()
         (model,) = stack.server.catalog.models
         await eventually(lambda: stack.server.catalog.absent_s(model) is not None)
-        lost_s = asyncio.get_running_loop().time()
         response = await stack.chat()
         assert response.status_code == 503 and response.headers["retry-after"] == "1"
-        assert asyncio.get_running_loop().time() - lost_s > 1.4
-        again_s = asyncio.get_running_loop().time()
+        assert is_waiting(caplog)
+        caplog.clear()
         assert (await stack.chat()).status_code == 503
-        assert asyncio.get_running_loop().time() - again_s < 1.4
+        assert not is_waiting(caplog)
         await stack.worker.come_back()
         await eventually(lambda: stack.server.catalog.absent_s(model) is None)
         assert (await stack.chat()).status_code == 200
@@ -209,11 +209,3 @@ async def test_one_key_leaves_others_room_to_wait() -> None:
         await eventually(lambda: stack.server.handler._deps.waiting.num_taken == 3)
         await stack.add_worker()
         assert [response.status_code for response in await asyncio.gather(*waiting)] == [200] * 3
-
-
-async def test_a_worker_that_is_overloaded_is_there_and_its_requests_do_not_wait(
-    stack: Stack,
-) -> None:
-    Cut(stack, 0, OverloadedError("full", retry_after_s=7))
-    response = await stack.chat()
-    assert response.status_code == 503 and response.headers["retry-after"] == "7"

@@ -11,7 +11,6 @@ import httpx
 import pytest
 
 from tandem.frontend.config import FrontendConfig
-from tandem.runtime.process.watched_files import WatchedFiles
 from tests.certificates import Authority
 from tests.frontend.frontend_stack import Stack
 from tests.services import eventually
@@ -32,7 +31,7 @@ def shown(address: str, ca: Path) -> str:
 async def test_a_new_certificate_is_shown_and_a_broken_one_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(WatchedFiles.__init__, "__defaults__", (0.01,))
+    monkeypatch.setattr("tandem.runtime.process.watched_files._POLL_S", 0.01)
     authority = Authority(tmp_path / "authority")
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
 
