@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 
+import anthropic
 import openai
 import pytest
 
@@ -32,5 +33,14 @@ async def client(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
     """OpenAI's client of this frontend, which tries once."""
     async with openai.AsyncOpenAI(
         base_url=f"{stack.url}/v1", api_key="none", max_retries=0
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+async def claude(stack: Stack) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    """Anthropic's client of this frontend, which tries once."""
+    async with anthropic.AsyncAnthropic(
+        base_url=stack.url, api_key="none", max_retries=0
     ) as running:
         yield running

@@ -45,33 +45,32 @@ def assert_shown(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
-async def test_anthropics_client_runs_a_tool(stack: Stack, is_streamed: bool) -> None:
+async def test_anthropics_client_runs_a_tool(
+    claude: anthropic.AsyncAnthropic, stack: Stack, is_streamed: bool
+) -> None:
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
     fields: dict[str, Any] = {
         "model": MODEL,
         "max_tokens": 512,
         "tools": [{"name": "weather", "input_schema": SCHEMA}],
     }
-    async with anthropic.AsyncAnthropic(
-        base_url=stack.url, api_key="none", max_retries=0
-    ) as client:
 
-        async def ask() -> Any:
-            if not is_streamed:
-                return await client.messages.create(messages=messages, **fields)
-            async with client.messages.stream(messages=messages, **fields) as stream:
-                return await stream.get_final_message()
+    async def ask() -> Any:
+        if not is_streamed:
+            return await claude.messages.create(messages=messages, **fields)
+        async with claude.messages.stream(messages=messages, **fields) as stream:
+            return await stream.get_final_message()
 
-        first = await ask()
-        text, use = first.content
-        assert first.stop_reason == "tool_use" and text.text == "I look."
-        assert (use.name, use.input) == ("weather", {"city": "東京"})
-        result = {"type": "tool_result", "tool_use_id": use.id, "content": WEATHER}
-        messages += [
-            {"role": "assistant", "content": first.content},
-            {"role": "user", "content": [result]},
-        ]
-        last = await ask()
+    first = await ask()
+    text, use = first.content
+    assert first.stop_reason == "tool_use" and text.text == "I look."
+    assert (use.name, use.input) == ("weather", {"city": "東京"})
+    result = {"type": "tool_result", "tool_use_id": use.id, "content": WEATHER}
+    messages += [
+        {"role": "assistant", "content": first.content},
+        {"role": "user", "content": [result]},
+    ]
+    last = await ask()
     assert last.stop_reason == "end_turn" and last.content[0].text == ANSWER
     assert_shown(stack)
 

@@ -61,24 +61,24 @@ async def lines_of(stack: Stack, path: str, proceed: asyncio.Event) -> list[str]
     return lines
 
 
-@pytest.mark.parametrize("path", BODIES)
-async def test_a_stream_without_an_event_has_comments_in_every_api(slow: Stack, path: str) -> None:
-    proceed = asyncio.Event()
-    after(proceed, slow)
-    lines = await lines_of(slow, path, proceed)
-    first = next(place for place, line in enumerate(lines) if line not in ("", COMMENT))
-    assert lines[:3] == [COMMENT, "", COMMENT] and COMMENT not in lines[first:]
-    texts = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-    assert len(texts) > 3
+async def test_a_stream_without_an_event_has_comments_in_every_api(slow: Stack) -> None:
+    for path in BODIES:
+        proceed = asyncio.Event()
+        after(proceed, slow)
+        lines = await lines_of(slow, path, proceed)
+        first = next(place for place, line in enumerate(lines) if line not in ("", COMMENT))
+        assert lines[:3] == [COMMENT, "", COMMENT] and COMMENT not in lines[first:]
+        texts = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        assert len(texts) > 3
 
 
-@pytest.mark.parametrize("path", BODIES)
-async def test_an_error_after_a_comment_is_an_event(slow: Stack, path: str) -> None:
-    proceed = asyncio.Event()
-    after(proceed, slow, fails=True)
-    lines = await lines_of(slow, path, proceed)
-    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-    assert "error" in events[-1] or events[-1]["type"] == "response.failed"
+async def test_an_error_after_a_comment_is_an_event(slow: Stack) -> None:
+    for path in BODIES:
+        proceed = asyncio.Event()
+        after(proceed, slow, fails=True)
+        lines = await lines_of(slow, path, proceed)
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        assert "error" in events[-1] or events[-1]["type"] == "response.failed"
 
 
 async def test_the_official_clients_skip_comments(slow: Stack) -> None:

@@ -75,30 +75,28 @@ async def test_a_template_gets_the_history_as_calls_of_tools(stack: Stack) -> No
     assert "<|im_start|>tool\n18 degrees<|im_end|>" in prompt
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"functions": [FUNCTION], "tools": [WEATHER]}, "tools"),
-        ({"functions": [FUNCTION], "tool_choice": "auto"}, "tool_choice"),
-        ({"functions": [FUNCTION, FUNCTION]}, "functions[1].name"),
-        ({"functions": [{"name": "a b"}]}, "functions[0].name"),
-        ({"functions": [{"name": "f"}] * 257}, "functions"),
-        ({"function_call": {"name": "f"}}, "function_call"),
-        ({"functions": [], "function_call": {"name": "f"}}, "function_call"),
-        ({"functions": [FUNCTION], "function_call": {"name": "f"}}, "function_call.name"),
-        ({"functions": [FUNCTION], "function_call": "required"}, "function_call"),
-        ({"messages": [USER | {"function_call": {"name": "f"}}]}, "messages[0].function_call"),
-        (
-            {"messages": [USER, ASKED | {"tool_calls": [{"function": {"name": "f"}}]}]},
-            "messages[1].function_call",
-        ),
-        ({"messages": [USER, ASKED, RESULT | {"tool_call_id": "c"}]}, "messages[2].tool_call_id"),
-    ],
-)
-async def test_an_error_names_the_field_of_the_client(
-    stack: Stack, fields: dict[str, Any], param: str
-) -> None:
-    assert refusal(await stack.chat(**fields))["param"] == param
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"functions": [FUNCTION], "tools": [WEATHER]}, "tools"),
+    ({"functions": [FUNCTION], "tool_choice": "auto"}, "tool_choice"),
+    ({"functions": [FUNCTION, FUNCTION]}, "functions[1].name"),
+    ({"functions": [{"name": "a b"}]}, "functions[0].name"),
+    ({"functions": [{"name": "f"}] * 257}, "functions"),
+    ({"function_call": {"name": "f"}}, "function_call"),
+    ({"functions": [], "function_call": {"name": "f"}}, "function_call"),
+    ({"functions": [FUNCTION], "function_call": {"name": "f"}}, "function_call.name"),
+    ({"functions": [FUNCTION], "function_call": "required"}, "function_call"),
+    ({"messages": [USER | {"function_call": {"name": "f"}}]}, "messages[0].function_call"),
+    (
+        {"messages": [USER, ASKED | {"tool_calls": [{"function": {"name": "f"}}]}]},
+        "messages[1].function_call",
+    ),
+    ({"messages": [USER, ASKED, RESULT | {"tool_call_id": "c"}]}, "messages[2].tool_call_id"),
+]
+
+
+async def test_an_error_names_the_field_of_the_client(stack: Stack) -> None:
+    for fields, param in WRONG:
+        assert refusal(await stack.chat(**fields))["param"] == param, fields
 
 
 async def test_a_worker_without_grammars_refuses_a_named_function(

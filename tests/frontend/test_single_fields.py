@@ -223,10 +223,6 @@ async def post(stack: Stack, path: str, fields: dict[str, Any]) -> httpx.Respons
     return await stack.http.post(path, json={"model": MODEL} | BODIES[path] | fields)
 
 
-def test_all_fields_of_the_audit_are_here() -> None:
-    assert (len(CHAT), len(RESPONSES), len(MESSAGES)) == (77, 38, 28)
-
-
 async def test_a_field_of_a_known_client_is_answered_and_named_if_it_is_left_out(
     stack: Stack,
 ) -> None:

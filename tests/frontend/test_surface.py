@@ -1,6 +1,7 @@
 """Everything but generating: models, health, metrics; joining and leaving workers."""
 
 import asyncio
+import socket
 from typing import Any
 
 import msgspec
@@ -52,22 +53,19 @@ async def test_a_model_is_described_with_its_context(stack: Stack) -> None:
     assert (await stack.http.get("/v1/models/none")).status_code == 404
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
+async def test_every_answer_has_a_request_id(stack: Stack) -> None:
+    for method, path in [
         ("GET", "/live"),
         ("GET", "/v1/models/none"),
         ("GET", "/nothing"),
         ("POST", "/v1/completions"),
         ("GET", "/v1/completions"),
-    ],
-)
-async def test_every_answer_has_a_request_id(stack: Stack, method: str, path: str) -> None:
-    own = await stack.http.request(method, path, headers={"x-request-id": "mine"})
-    assert own.headers["x-request-id"] == "mine"
-    other = await stack.http.request(method, path)
-    assert len(other.headers["x-request-id"]) == 16
-    assert (await stack.chat()).headers["x-request-id"]
+    ]:
+        own = await stack.http.request(method, path, headers={"x-request-id": "mine"})
+        assert own.headers["x-request-id"] == "mine"
+        other = await stack.http.request(method, path)
+        assert len(other.headers["x-request-id"]) == 16
+        assert (await stack.chat()).headers["x-request-id"]
 
 
 PAGE = {"origin": "https://page.example"}
@@ -190,6 +188,16 @@ async def test_a_port_that_is_taken_is_a_config_error(stack: Stack) -> None:
     await server.stop()
 
 
+async def test_a_descriptor_that_does_not_listen_is_a_config_error(stack: Stack) -> None:
+    with socket.socket() as idle:
+        server = FrontendServer(
+            FrontendConfig(listen_fd=idle.fileno()), RouterConfig(), stack.node()
+        )
+        with pytest.raises(ConfigError, match="it does not listen"):
+            await server.start()
+        await server.stop()
+
+
 async def test_requests_follow_the_prefix_and_the_events_that_move_it() -> None:
     prompt = token_ids("the world, " * 10)
     hashes = block_hashes(prompt, 4)
@@ -281,7 +289,7 @@ async def test_a_worker_that_lies_about_its_load_fails_no_request(
     async with Stack(num_workers=3) as stack:
         events = MemoryEvents(stack.listeners)
         await events.start()
-        for number in range(40):
+        for number in range(12):
             for worker in stack.workers:
                 name = worker.instance_id
                 load = LoadReport(name, "e", "both", 1, 0, 40, 9, 5, 0, 1, 99, costs=costs)

@@ -111,41 +111,39 @@ async def test_an_answer_without_tools_or_thoughts_has_no_grammar(stack: Stack) 
         assert grammar_of(stack) is None
 
 
-@pytest.mark.parametrize(
-    ("fields", "kind", "source"),
-    [
-        ({"response_format": {"type": "json_object"}}, "json_schema", '{"type": "object"}'),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
-            "json_schema",
-            json.dumps(SCHEMA),
-        ),
-        ({"guided_json": json.dumps(SCHEMA)}, "json_schema", json.dumps(SCHEMA)),
-        ({"guided_regex": "a|b"}, "regex", "a|b"),
-        ({"guided_choice": ['a"', "é"]}, "lark", 'start: "a\\"" | "é"'),
-        ({"guided_grammar": 'start: "a"'}, "lark", 'start: "a"'),
-        ({"guided_grammar": 'root ::= "a"'}, "gbnf", 'root ::= "a"'),
-        ({"structured_outputs": {"json": SCHEMA}}, "json_schema", json.dumps(SCHEMA)),
-        ({"structured_outputs": {"choice": ["a"]}}, "lark", 'start: "a"'),
-        ({"structured_outputs": {"json_object": True}}, "json_schema", '{"type": "object"}'),
-        ({"structured_outputs": {"structural_tag": "{}"}}, "structural_tag", "{}"),
-        (
-            {"response_format": {"type": "structural_tag", "structures": [], "triggers": []}},
-            "structural_tag",
-            '{"type": "structural_tag", "structures": [], "triggers": []}',
-        ),
-    ],
-)
-async def test_each_constraint_reaches_the_worker_as_a_grammar(
-    stack: Stack, fields: dict[str, object], kind: str, source: str
-) -> None:
-    assert (await stack.complete(**fields)).status_code == 200
-    assert grammar_of(stack) == Grammar(kind, source)  # type: ignore[arg-type]
-    assert (await stack.chat(**fields)).status_code == 200
-    found = grammar_of(stack)
-    assert found is not None
-    if found.kind != kind or found.source != source:  # this model may reason before
-        assert source.removeprefix("start: ") in found.source and "</think>" in found.source
+CONSTRAINTS: list[tuple[dict[str, Any], str, str]] = [
+    ({"response_format": {"type": "json_object"}}, "json_schema", '{"type": "object"}'),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+        "json_schema",
+        json.dumps(SCHEMA),
+    ),
+    ({"guided_json": json.dumps(SCHEMA)}, "json_schema", json.dumps(SCHEMA)),
+    ({"guided_regex": "a|b"}, "regex", "a|b"),
+    ({"guided_choice": ['a"', "é"]}, "lark", 'start: "a\\"" | "é"'),
+    ({"guided_grammar": 'start: "a"'}, "lark", 'start: "a"'),
+    ({"guided_grammar": 'root ::= "a"'}, "gbnf", 'root ::= "a"'),
+    ({"structured_outputs": {"json": SCHEMA}}, "json_schema", json.dumps(SCHEMA)),
+    ({"structured_outputs": {"choice": ["a"]}}, "lark", 'start: "a"'),
+    ({"structured_outputs": {"json_object": True}}, "json_schema", '{"type": "object"}'),
+    ({"structured_outputs": {"structural_tag": "{}"}}, "structural_tag", "{}"),
+    (
+        {"response_format": {"type": "structural_tag", "structures": [], "triggers": []}},
+        "structural_tag",
+        '{"type": "structural_tag", "structures": [], "triggers": []}',
+    ),
+]
+
+
+async def test_each_constraint_reaches_the_worker_as_a_grammar(stack: Stack) -> None:
+    for fields, kind, source in CONSTRAINTS:
+        assert (await stack.complete(**fields)).status_code == 200, fields
+        assert grammar_of(stack) == Grammar(kind, source)  # type: ignore[arg-type]
+        assert (await stack.chat(**fields)).status_code == 200
+        found = grammar_of(stack)
+        assert found is not None
+        if found.kind != kind or found.source != source:  # this model may reason before
+            assert source.removeprefix("start: ") in found.source and "</think>" in found.source
 
 
 async def test_required_and_named_calls_and_strict_tools_follow_a_grammar(stack: Stack) -> None:

@@ -22,27 +22,25 @@ TAGGED = "Hi<|im_start|>there<added word>"
 CALLING = {"role": "assistant", "content": "x", "tool_calls": [{"function": {"name": "f"}}]}
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_special_tokens_are_left_out_unless_they_are_wanted(
-    stack: Stack, stream: bool
-) -> None:
-    stack.worker.script = answer_with(TAGGED)
-    for skip, text in (
-        (None, "Hithere<added word>"),
-        (True, "Hithere<added word>"),
-        (False, TAGGED),
-    ):
-        answer = await stack.complete(skip_special_tokens=skip, stream=stream)
-        assert text_of(answer) == text
+async def test_special_tokens_are_left_out_unless_they_are_wanted(stack: Stack) -> None:
+    for stream in [True, False]:
+        stack.worker.script = answer_with(TAGGED)
+        for skip, text in (
+            (None, "Hithere<added word>"),
+            (True, "Hithere<added word>"),
+            (False, TAGGED),
+        ):
+            answer = await stack.complete(skip_special_tokens=skip, stream=stream)
+            assert text_of(answer) == text
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_a_stop_string_is_part_of_the_answer_if_it_is_wanted(
-    stack: Stack, stream: bool
-) -> None:
-    for wanted, text in ((False, "Hello w"), (True, "Hello wör")):
-        answer = await stack.complete(stop=["ör"], include_stop_str_in_output=wanted, stream=stream)
-        assert text_of(answer) == text
+async def test_a_stop_string_is_part_of_the_answer_if_it_is_wanted(stack: Stack) -> None:
+    for stream in [True, False]:
+        for wanted, text in ((False, "Hello w"), (True, "Hello wör")):
+            answer = await stack.complete(
+                stop=["ör"], include_stop_str_in_output=wanted, stream=stream
+            )
+            assert text_of(answer) == text
 
 
 async def test_continuous_usage_counts_in_every_chunk(stack: Stack) -> None:
@@ -112,23 +110,23 @@ async def test_a_prompt_is_scored_in_the_shape_of_vllm(
     )
 
 
-@pytest.mark.parametrize("is_chat", [True, False])
-async def test_token_ids_of_prompt_and_answer_come_with_it(stack: Stack, is_chat: bool) -> None:
-    ask = stack.chat if is_chat else stack.complete
-    whole: Any = (await ask(return_token_ids=True, n=2)).json()
-    prompt = prompt_tokens(stack.worker.requests[-1])
-    answer = [*token_ids(ANSWER), 0]
-    assert [choice["token_ids"] for choice in whole["choices"]] == [answer, answer]
-    holders = [whole] if is_chat else whole["choices"]
-    assert [each["prompt_token_ids"] for each in holders] == [prompt] * len(holders)
-    events: Any = events_of(await ask(return_token_ids=True, stream=True))
-    choices = [event["choices"][0] for event in events]
-    assert [each for choice in choices for each in choice.get("token_ids", [])] == answer
-    holders = events if is_chat else choices
-    assert holders[0]["prompt_token_ids"] == prompt
-    assert not any("prompt_token_ids" in each for each in holders[1:])
-    plain = (await ask()).json()
-    assert "token_ids" not in plain["choices"][0] and "prompt_token_ids" not in plain
+async def test_token_ids_of_prompt_and_answer_come_with_it(stack: Stack) -> None:
+    for is_chat in [True, False]:
+        ask = stack.chat if is_chat else stack.complete
+        whole: Any = (await ask(return_token_ids=True, n=2)).json()
+        prompt = prompt_tokens(stack.worker.requests[-1])
+        answer = [*token_ids(ANSWER), 0]
+        assert [choice["token_ids"] for choice in whole["choices"]] == [answer, answer]
+        holders = [whole] if is_chat else whole["choices"]
+        assert [each["prompt_token_ids"] for each in holders] == [prompt] * len(holders)
+        events: Any = events_of(await ask(return_token_ids=True, stream=True))
+        choices = [event["choices"][0] for event in events]
+        assert [each for choice in choices for each in choice.get("token_ids", [])] == answer
+        holders = events if is_chat else choices
+        assert holders[0]["prompt_token_ids"] == prompt
+        assert not any("prompt_token_ids" in each for each in holders[1:])
+        plain = (await ask()).json()
+        assert "token_ids" not in plain["choices"][0] and "prompt_token_ids" not in plain
 
 
 async def test_token_ids_end_with_the_one_that_completes_a_stop_string(stack: Stack) -> None:
@@ -139,49 +137,46 @@ async def test_token_ids_end_with_the_one_that_completes_a_stop_string(stack: St
         assert [each for choice in choices for each in choice.get("token_ids", [])] == given
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_tokens_are_listed_by_their_ids_if_that_is_wanted(stack: Stack, stream: bool) -> None:
-    stack.worker.script = scored
-    fields: Any = {"logprobs": 1, "return_tokens_as_token_ids": True, "echo": True}
-    answer = await stack.complete(prompt="abc", stream=stream, **fields)
-    listed = [choice["logprobs"] for choice in choices_of(answer)]
-    tokens = [token for each in listed if each for token in each["tokens"]]
-    ids = token_ids("abc")
-    assert tokens == [f"token_id:{token_id}" for token_id in [*ids, ids[0]]]
+async def test_tokens_are_listed_by_their_ids_if_that_is_wanted(stack: Stack) -> None:
+    for stream in [True, False]:
+        stack.worker.script = scored
+        fields: Any = {"logprobs": 1, "return_tokens_as_token_ids": True, "echo": True}
+        answer = await stack.complete(prompt="abc", stream=stream, **fields)
+        listed = [choice["logprobs"] for choice in choices_of(answer)]
+        tokens = [token for each in listed if each for token in each["tokens"]]
+        ids = token_ids("abc")
+        assert tokens == [f"token_id:{token_id}" for token_id in [*ids, ids[0]]]
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"spaces_between_special_tokens": False},
-        {"use_beam_search": False},
-        {"length_penalty": 2.0},
-        {"priority": 3},
-        {"add_special_tokens": True},
-    ],
-)
-async def test_a_field_without_effect_is_accepted(stack: Stack, fields: dict[str, Any]) -> None:
-    for ask in (stack.chat, stack.complete):
-        assert (await ask(**fields)).json()["choices"]
+WITHOUT_EFFECT: list[dict[str, Any]] = [
+    {"spaces_between_special_tokens": False},
+    {"use_beam_search": False},
+    {"length_penalty": 2.0},
+    {"priority": 3},
+    {"add_special_tokens": True},
+]
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"bad_words": ["x"]}, {"allowed_token_ids": [1]},
-        {"use_beam_search": True}, {"prompt_logprobs": 21}, {"prompt_logprobs": -1},
-        {"prompt_logprobs": 1, "stream": True}, {"truncate_prompt_tokens": 0},
-        {"documents": [{}] * 257}, {"chat_template": "x"}, {"echo": True},
-        {"continue_final_message": True},
-        {"continue_final_message": True, "messages": [CALLING]},
-        {"stream_options": {"continuous_usage_stats": True}, "stream": True},
-    ],
-    ids=lambda fields: next(iter(fields)),
-)  # fmt: skip
-async def test_a_field_or_a_value_without_support_is_refused_by_name(
-    stack: Stack, fields: dict[str, Any]
-) -> None:
-    response = await stack.chat(**fields)
-    assert response.status_code == 400
-    assert response.json()["error"]["param"].split(".")[0] == next(iter(fields))
+async def test_a_field_without_effect_is_accepted(stack: Stack) -> None:
+    for fields in WITHOUT_EFFECT:
+        for ask in (stack.chat, stack.complete):
+            assert (await ask(**fields)).json()["choices"]
+
+
+UNSUPPORTED: list[dict[str, Any]] = [
+    {"bad_words": ["x"]}, {"allowed_token_ids": [1]},
+    {"use_beam_search": True}, {"prompt_logprobs": 21}, {"prompt_logprobs": -1},
+    {"prompt_logprobs": 1, "stream": True}, {"truncate_prompt_tokens": 0},
+    {"documents": [{}] * 257}, {"chat_template": "x"}, {"echo": True},
+    {"continue_final_message": True},
+    {"continue_final_message": True, "messages": [CALLING]},
+    {"stream_options": {"continuous_usage_stats": True}, "stream": True},
+]  # fmt: skip
+
+
+async def test_a_field_or_a_value_without_support_is_refused_by_name(stack: Stack) -> None:
+    for fields in UNSUPPORTED:
+        response = await stack.chat(**fields)
+        assert response.status_code == 400, fields
+        assert response.json()["error"]["param"].split(".")[0] == next(iter(fields))
     assert not stack.worker.requests

@@ -1,7 +1,6 @@
 """Anthropic's Messages API over HTTP, with the official client where it matters."""
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import anthropic
@@ -24,14 +23,6 @@ from tests.frontend.parsers.test_pieces import LetterParser
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 
 
-@pytest.fixture
-async def client(stack: Stack) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    async with anthropic.AsyncAnthropic(
-        base_url=stack.url, api_key="none", max_retries=0
-    ) as running:
-        yield running
-
-
 async def message(stack: Stack, **fields: object) -> httpx.Response:
     body = {"model": MODEL, "max_tokens": 64, "messages": MESSAGES} | fields
     return await stack.http.post("/v1/messages", json=body)
@@ -47,9 +38,9 @@ def events_of(response: httpx.Response) -> list[dict[str, Any]]:
 
 
 async def test_the_client_reads_a_whole_message(
-    client: anthropic.AsyncAnthropic, stack: Stack
+    claude: anthropic.AsyncAnthropic, stack: Stack
 ) -> None:
-    answer = await client.messages.create(
+    answer = await claude.messages.create(
         model=MODEL,
         max_tokens=64,
         system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
@@ -67,8 +58,8 @@ async def test_the_client_reads_a_whole_message(
     )
 
 
-async def test_the_client_reads_a_stream(client: anthropic.AsyncAnthropic) -> None:
-    async with client.messages.stream(model=MODEL, max_tokens=64, messages=MESSAGES) as stream:
+async def test_the_client_reads_a_stream(claude: anthropic.AsyncAnthropic) -> None:
+    async with claude.messages.stream(model=MODEL, max_tokens=64, messages=MESSAGES) as stream:
         texts = [text async for text in stream.text_stream]
         final = await stream.get_final_message()
     assert "".join(texts) == ANSWER and len(texts) > 3
@@ -89,7 +80,7 @@ async def test_a_stream_has_anthropics_events_in_their_order(stack: Stack) -> No
 
 
 async def test_thinking_text_and_calls_are_blocks_of_their_own(
-    client: anthropic.AsyncAnthropic, stack: Stack, monkeypatch: pytest.MonkeyPatch
+    claude: anthropic.AsyncAnthropic, stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(AnswerFormat, "new_parser", lambda *_: LetterParser())
     stack.worker.script = answer_with('~hm, ~hello f:{"a": 1}')
@@ -99,7 +90,7 @@ async def test_thinking_text_and_calls_are_blocks_of_their_own(
     assert whole["content"][0]["thinking"] == "hm, " and whole["content"][1]["text"] == "hello "
     call = {"type": "tool_use", "id": "call_0", "name": "f", "input": {"a": 1}}
     assert whole["content"][2] == call and whole["stop_reason"] == "tool_use"
-    async with client.messages.stream(model=MODEL, max_tokens=64, messages=MESSAGES) as stream:
+    async with claude.messages.stream(model=MODEL, max_tokens=64, messages=MESSAGES) as stream:
         final = await stream.get_final_message()
     assert [block.type for block in final.content] == ["thinking", "text", "tool_use"]
     assert final.content[2].model_dump(exclude_none=True) == call
@@ -155,30 +146,30 @@ async def test_the_end_of_a_message_has_its_reason(
 
 
 async def test_an_error_in_a_stream_is_an_event_that_the_client_raises(
-    client: anthropic.AsyncAnthropic, stack: Stack
+    claude: anthropic.AsyncAnthropic, stack: Stack
 ) -> None:
     stack.worker.script = one_token_then_fail
     last = events_of(await message(stack, stream=True))[-1]
     assert last["type"] == "error" and last["error"]["type"] == "api_error"
     with pytest.raises(anthropic.APIError, match="error id"):
-        async with client.messages.stream(model=MODEL, max_tokens=9, messages=MESSAGES) as stream:
+        async with claude.messages.stream(model=MODEL, max_tokens=9, messages=MESSAGES) as stream:
             await stream.get_final_message()
 
 
-async def test_errors_have_anthropics_shape(client: anthropic.AsyncAnthropic, stack: Stack) -> None:
+async def test_errors_have_anthropics_shape(claude: anthropic.AsyncAnthropic, stack: Stack) -> None:
     with pytest.raises(anthropic.NotFoundError):
-        await client.messages.create(model="x", max_tokens=1, messages=MESSAGES)
+        await claude.messages.create(model="x", max_tokens=1, messages=MESSAGES)
     long: Any = [{"role": "user", "content": "x " * 200}]
     with pytest.raises(anthropic.BadRequestError, match="context is 128 tokens"):
-        await client.messages.create(model=MODEL, max_tokens=1, messages=long)
+        await claude.messages.create(model=MODEL, max_tokens=1, messages=long)
     response = await stack.http.get("/v1/messages")
     assert response.status_code == 405 and response.json()["type"] == "error"
 
 
 async def test_tokens_are_counted_as_a_message_has_them(
-    client: anthropic.AsyncAnthropic, stack: Stack
+    claude: anthropic.AsyncAnthropic, stack: Stack
 ) -> None:
-    counted = await client.messages.count_tokens(model=MODEL, messages=MESSAGES, system="Be brief.")
+    counted = await claude.messages.count_tokens(model=MODEL, messages=MESSAGES, system="Be brief.")
     assert not stack.worker.requests
     await message(stack, system="Be brief.")
     assert counted.input_tokens == len(prompt_tokens(stack.worker.requests[0]))
@@ -188,40 +179,40 @@ def content(*blocks: object, role: str = "user") -> dict[str, object]:
     return {"messages": [{"role": role, "content": list(blocks)}]}
 
 
-@pytest.mark.parametrize(
-    ("fields", "name"),
-    [
-        ({"model": None}, "model"),
-        ({"max_tokens": None}, "max_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"messages": None}, "messages"),
-        ({"messages": []}, "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
-        (content({"type": "image"}), "messages[0].content[0].type"),
-        (content({"type": "text"}), "messages[0].content[0].text"),
-        (content({"type": "tool_use", "id": "x", "name": "f", "input": 1}, role="assistant"),
-         "messages[0].content[0].input"),
-        (content({"type": "tool_use", "id": "x", "name": "f", "input": {}}),
-         "messages[0].content[0].type"),
-        ({"system": 1}, "system"),
-        ({"system": [{"type": "image"}]}, "system[0].type"),
-        ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
-        ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
-        ({"tool_choice": "auto"}, "tool_choice"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice"),
-        ({"tools": [{"name": "f", "input_schema": {}}] * 2}, "tools[1].name"),
-        ({"tools": [{"name": "f", "input_schema": 1}]}, "tools[0].input_schema"),
-        ({"thinking": {"type": "deep"}}, "thinking.type"),
-        ({"temperature": 2.5}, "temperature"),
-        ({"stop_sequences": [""]}, "stop_sequences"),
-        ({"container": "x"}, "container"),
-    ],
-)  # fmt: skip
-async def test_a_wrong_field_is_named(stack: Stack, fields: dict[str, Any], name: str) -> None:
-    response = await message(stack, **fields)
-    assert response.status_code == 400, response.text
-    error = response.json()["error"]
-    assert error["type"] == "invalid_request_error" and f"`{name}" in error["message"]
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"model": None}, "model"),
+    ({"max_tokens": None}, "max_tokens"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"messages": None}, "messages"),
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
+    (content({"type": "image"}), "messages[0].content[0].type"),
+    (content({"type": "text"}), "messages[0].content[0].text"),
+    (content({"type": "tool_use", "id": "x", "name": "f", "input": 1}, role="assistant"),
+     "messages[0].content[0].input"),
+    (content({"type": "tool_use", "id": "x", "name": "f", "input": {}}),
+     "messages[0].content[0].type"),
+    ({"system": 1}, "system"),
+    ({"system": [{"type": "image"}]}, "system[0].type"),
+    ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
+    ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
+    ({"tool_choice": "auto"}, "tool_choice"),
+    ({"tool_choice": {"type": "any"}}, "tool_choice"),
+    ({"tools": [{"name": "f", "input_schema": {}}] * 2}, "tools[1].name"),
+    ({"tools": [{"name": "f", "input_schema": 1}]}, "tools[0].input_schema"),
+    ({"thinking": {"type": "deep"}}, "thinking.type"),
+    ({"temperature": 2.5}, "temperature"),
+    ({"stop_sequences": [""]}, "stop_sequences"),
+    ({"container": "x"}, "container"),
+]  # fmt: skip
+
+
+async def test_a_wrong_field_is_named(stack: Stack) -> None:
+    for fields, name in WRONG:
+        response = await message(stack, **fields)
+        assert response.status_code == 400, (fields, response.text)
+        error = response.json()["error"]
+        assert error["type"] == "invalid_request_error" and f"`{name}" in error["message"]
     assert not stack.worker.requests

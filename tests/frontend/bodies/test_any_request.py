@@ -106,7 +106,7 @@ RESULTS = {
     "/v1/messages": "content", "/v1/messages/count_tokens": "input_tokens", "/tokenize": "tokens",
     "/detokenize": "prompt",
 }  # fmt: skip
-FEW = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 
 
 def fields_of(path: str) -> st.SearchStrategy[dict[str, Any]]:

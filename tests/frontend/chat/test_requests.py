@@ -31,7 +31,7 @@ BODIES = st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=6)
 TEXT = {"model": "m", "prompt": "Hi", "messages": [{"role": "user", "content": "Hi"}]}
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(BODIES, st.booleans(), st.booleans())
 def test_any_body_is_a_request_or_an_error_of_the_caller(
     body: dict[str, Any], is_chat: bool, is_complete: bool

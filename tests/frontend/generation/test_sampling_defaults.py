@@ -52,26 +52,24 @@ async def sampled(stack: Stack, path: str, **fields: object) -> tuple[float, ...
     return of(stack.worker.requests[-1].sampling)
 
 
-@pytest.mark.parametrize("path", BODIES)
-async def test_they_count_in_every_api_and_a_request_has_the_last_word(
-    path: str,
-) -> None:
+async def test_they_count_in_every_api_and_a_request_has_the_last_word() -> None:
     async with Stack(num_workers=0) as stack:
         await add_worker(stack)
-        assert await sampled(stack, path) == SUGGESTED
-        for index, (name, value) in enumerate(zip(FIELDS, OTHERS, strict=True)):
-            if name in BODIES[path][1]:
-                expected = (*SUGGESTED[:index], value, *SUGGESTED[index + 1 :])
-                assert await sampled(stack, path, **{name: value}) == expected
-        assert (await sampled(stack, path, temperature=0))[0] == 0
+        for path in BODIES:
+            assert await sampled(stack, path) == SUGGESTED
+            for index, (name, value) in enumerate(zip(FIELDS, OTHERS, strict=True)):
+                if name in BODIES[path][1]:
+                    expected = (*SUGGESTED[:index], value, *SUGGESTED[index + 1 :])
+                    assert await sampled(stack, path, **{name: value}) == expected
+            assert (await sampled(stack, path, temperature=0))[0] == 0
 
 
-@pytest.mark.parametrize("path", BODIES)
-async def test_ignored_they_do_not_count(path: str) -> None:
+async def test_ignored_they_do_not_count() -> None:
     config = FrontendConfig(port=0, generation_config="ignore")
     async with Stack(num_workers=0, config=config) as stack:
         await add_worker(stack)
-        assert await sampled(stack, path) == PLAIN
+        for path in BODIES:
+            assert await sampled(stack, path) == PLAIN
 
 
 async def test_a_response_has_the_values_that_were_in_force() -> None:
@@ -98,14 +96,15 @@ def test_they_are_read_from_the_file(content: object, expected: SamplingDefaults
     assert sampling_defaults({}) == NO_DEFAULTS
 
 
+VALUES: list[Any] = [-2, 1e300, float("nan"), float("inf"), "x", True, [], {}, 10**40]
+
+
 @pytest.mark.parametrize("name", FIELDS)
-@pytest.mark.parametrize(
-    "value", [-2, 1e300, float("nan"), float("inf"), "x", True, [], {}, 10**40]
-)
-def test_a_value_that_no_request_may_have_is_refused_by_name(name: str, value: object) -> None:
-    with pytest.raises(ModelError, match=rf"generation_config\.json: .*{name}") as caught:
-        sampling_defaults(files_with({name: value}).files)
-    assert len(caught.value.message) < 300
+def test_a_value_that_no_request_may_have_is_refused_by_name(name: str) -> None:
+    for value in VALUES:
+        with pytest.raises(ModelError, match=rf"generation_config\.json: .*{name}") as caught:
+            sampling_defaults(files_with({name: value}).files)
+        assert len(caught.value.message) < 300
 
 
 @pytest.mark.parametrize("content", [b"", b"[", b"[]", b"7", b"\xff", b"[" * 100_000])

@@ -1,7 +1,5 @@
 """The timeline of a choice, for clients that ask for it and for no others."""
 
-from typing import Any
-
 import openai
 import pytest
 
@@ -32,19 +30,22 @@ async def test_a_client_that_did_not_ask_gets_no_timeline(reporting: Stack) -> N
             assert "timeline" not in response.text and '"tandem"' not in response.text
 
 
-@pytest.mark.parametrize("ask", [Stack.chat, Stack.complete])
-async def test_every_choice_of_a_whole_answer_has_its_timeline(reporting: Stack, ask: Any) -> None:
-    answer = (await ask(reporting, n=2, headers=ASK)).json()
-    assert [choice["tandem"] for choice in answer["choices"]] == [CHOICE_TIMELINE, CHOICE_TIMELINE]
+async def test_every_choice_of_a_whole_answer_has_its_timeline(reporting: Stack) -> None:
+    for ask in [Stack.chat, Stack.complete]:
+        answer = (await ask(reporting, n=2, headers=ASK)).json()
+        assert [choice["tandem"] for choice in answer["choices"]] == [
+            CHOICE_TIMELINE,
+            CHOICE_TIMELINE,
+        ]
 
 
-@pytest.mark.parametrize("ask", [Stack.chat, Stack.complete])
-async def test_in_a_stream_the_last_chunk_of_a_choice_has_it(reporting: Stack, ask: Any) -> None:
-    choices = choices_of(await ask(reporting, stream=True, headers=ASK))
-    assert [choice.get("tandem") for choice in choices if choice["finish_reason"]] == [
-        CHOICE_TIMELINE
-    ]
-    assert not any("tandem" in choice for choice in choices if not choice["finish_reason"])
+async def test_in_a_stream_the_last_chunk_of_a_choice_has_it(reporting: Stack) -> None:
+    for ask in [Stack.chat, Stack.complete]:
+        choices = choices_of(await ask(reporting, stream=True, headers=ASK))
+        assert [choice.get("tandem") for choice in choices if choice["finish_reason"]] == [
+            CHOICE_TIMELINE
+        ]
+        assert not any("tandem" in choice for choice in choices if not choice["finish_reason"])
 
 
 async def test_the_prediction_of_the_first_token_stands_beside_its_time(stack: Stack) -> None:

@@ -3,8 +3,6 @@
 from importlib.metadata import version
 from typing import Any
 
-import pytest
-
 from tests.frontend.frontend_stack import MODEL, Stack, byte_level_tokenizer, prompt_tokens
 
 MESSAGES = [{"role": "user", "content": "Hi wörld"}]
@@ -34,28 +32,26 @@ async def test_a_text_comes_back_from_its_tokens(stack: Stack) -> None:
     assert not stack.worker.requests
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        ("/tokenize", {}, "prompt"),
-        ("/tokenize", {"prompt": 1}, "prompt"),
-        ("/tokenize", {"prompt": "x" * 100_000}, "prompt"),
-        ("/tokenize", {"messages": []}, "messages"),
-        ("/tokenize", {"messages": MESSAGES, "return_token_strs": 1}, "return_token_strs"),
-        ("/tokenize", {"model": "none", "prompt": "x"}, "model"),
-        ("/detokenize", {}, "tokens"),
-        ("/detokenize", {"tokens": ["x"]}, "tokens[0]"),
-        ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
-        ("/detokenize", {"tokens": [100_000]}, "tokens"),
-        ("/detokenize", {"tokens": [1] * 5000}, "tokens"),  # more than the context
-    ],
-)
-async def test_a_wrong_field_is_named(
-    stack: Stack, path: str, body: dict[str, Any], param: str
-) -> None:
-    response = await stack.http.post(path, json=body)
-    assert response.status_code in (400, 404)
-    assert response.json()["error"]["param"] == param
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("/tokenize", {}, "prompt"),
+    ("/tokenize", {"prompt": 1}, "prompt"),
+    ("/tokenize", {"prompt": "x" * 100_000}, "prompt"),
+    ("/tokenize", {"messages": []}, "messages"),
+    ("/tokenize", {"messages": MESSAGES, "return_token_strs": 1}, "return_token_strs"),
+    ("/tokenize", {"model": "none", "prompt": "x"}, "model"),
+    ("/detokenize", {}, "tokens"),
+    ("/detokenize", {"tokens": ["x"]}, "tokens[0]"),
+    ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
+    ("/detokenize", {"tokens": [100_000]}, "tokens"),
+    ("/detokenize", {"tokens": [1] * 5000}, "tokens"),  # more than the context
+]
+
+
+async def test_a_wrong_field_is_named(stack: Stack) -> None:
+    for path, body, param in WRONG:
+        response = await stack.http.post(path, json=body)
+        assert response.status_code in (400, 404), body
+        assert response.json()["error"]["param"] == param
 
 
 async def test_without_a_model_alone_the_name_is_required() -> None:

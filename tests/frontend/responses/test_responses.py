@@ -171,48 +171,48 @@ async def test_reasoning_comes_back_without_a_store(stack: Stack) -> None:
     assert response.headers["x-tandem-ignored"] == "input[1].encrypted_content"
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"model": None}, "model"),
-        ({"input": None}, "input"),
-        ({"input": []}, "input"),  # nor instructions
-        ({"input": 7}, "input"),
-        ({"input": [7]}, "input[0]"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
-        ({"input": [{"role": "wizard", "content": "x"}]}, "input[0].role"),
-        ({"input": [{"type": "massage", "role": "user", "content": "x"}]}, "input[0].type"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-         "input[0].content[0].type"),
-        ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]},
-         "input[0].arguments"),
-        ({"tools": [{"type": "function"}]}, "tools[0].name"),
-        ({"tool_choice": "sometimes"}, "tool_choice"),
-        ({"tool_choice": {"type": "mcp"}}, "tool_choice.type"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [{"type": "function", "name": "f"}] * 2}, "tools[1].name"),
-        ({"tools": [{"type": "function", "name": "f"}] * 257}, "tools"),
-        ({"tools": [{"type": "function", "name": "f"}],
-          "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),
-        ({"temperature": 3}, "temperature"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"background": True}, "background"),
-        ({"truncation": "sometimes"}, "truncation"),
-        ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
-        ({"conversation": "conv_1"}, "conversation"),
-        ({"previous_response_id": "resp_0"}, "previous_response_id"),
-        ({"metadata": {"a": 1}}, "metadata"),
-        ({"top_k": -9}, "top_k"),
-        ({"stream_options": {}}, "stream_options"),
-        ({"user": "x" * 70_000}, "user"),
-    ],
-)  # fmt: skip
-async def test_a_wrong_field_is_named(stack: Stack, fields: dict[str, Any], param: str) -> None:
-    response = await respond(stack, **fields)
-    assert response.status_code in (400, 404), response.text
-    error, is_unknown = response.json()["error"], response.status_code == 404
-    assert (error["param"] or "").startswith(param)
-    assert f"`{param}" in error["message"] or "context is" in error["message"] or is_unknown
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"model": None}, "model"),
+    ({"input": None}, "input"),
+    ({"input": []}, "input"),  # nor instructions
+    ({"input": 7}, "input"),
+    ({"input": [7]}, "input[0]"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+    ({"input": [{"role": "wizard", "content": "x"}]}, "input[0].role"),
+    ({"input": [{"type": "massage", "role": "user", "content": "x"}]}, "input[0].type"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+     "input[0].content[0].type"),
+    ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]},
+     "input[0].arguments"),
+    ({"tools": [{"type": "function"}]}, "tools[0].name"),
+    ({"tool_choice": "sometimes"}, "tool_choice"),
+    ({"tool_choice": {"type": "mcp"}}, "tool_choice.type"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [{"type": "function", "name": "f"}] * 2}, "tools[1].name"),
+    ({"tools": [{"type": "function", "name": "f"}] * 257}, "tools"),
+    ({"tools": [{"type": "function", "name": "f"}],
+      "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),
+    ({"temperature": 3}, "temperature"),
+    ({"max_output_tokens": 0}, "max_output_tokens"),
+    ({"background": True}, "background"),
+    ({"truncation": "sometimes"}, "truncation"),
+    ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
+    ({"conversation": "conv_1"}, "conversation"),
+    ({"previous_response_id": "resp_0"}, "previous_response_id"),
+    ({"metadata": {"a": 1}}, "metadata"),
+    ({"top_k": -9}, "top_k"),
+    ({"stream_options": {}}, "stream_options"),
+    ({"user": "x" * 70_000}, "user"),
+]  # fmt: skip
+
+
+async def test_a_wrong_field_is_named(stack: Stack) -> None:
+    for fields, param in WRONG:
+        response = await respond(stack, **fields)
+        assert response.status_code in (400, 404), (fields, response.text)
+        error, is_unknown = response.json()["error"], response.status_code == 404
+        assert (error["param"] or "").startswith(param)
+        assert f"`{param}" in error["message"] or "context is" in error["message"] or is_unknown
     assert not stack.worker.requests
 
 

@@ -3,8 +3,6 @@
 import json
 from typing import Any
 
-import pytest
-
 from tandem.runtime.errors import InvalidRequestError
 from tests.frontend.frontend_stack import MODEL, Stack
 from tests.frontend.grammar_worker import GrammarWorker
@@ -48,7 +46,7 @@ def allowed(name: str) -> dict[str, Any]:
     return {"type": "allowed_tools", "mode": "required", "tools": functions(name)}
 
 
-CASES = [
+CASES: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"tools": in_chat("a", "bad name!")}, "tools[1].function.name"),
     (CHAT, {"tools": in_chat("a", "a")}, "tools[1].function.name"),
     (CHAT, {"messages": [HELLO, ANSWER, ANSWER]}, "messages[2].tool_calls"),
@@ -73,36 +71,35 @@ CASES = [
 WORKER = GrammarWorker
 
 
-@pytest.mark.parametrize(("path", "fields", "name"), CASES)
-async def test_an_error_names_the_field_by_its_path_in_the_clients_body(
-    stack: Stack, path: str, fields: dict[str, Any], name: str
-) -> None:
-    body = {"model": MODEL} | BASES[path] | fields
-    response = await stack.http.post(path, json=body)
-    assert response.status_code == 400, response.text
-    error = response.json()["error"]
-    is_long = "the model's context" in error["message"]  # a sentence that names no field
-    assert f"`{name}`" in error["message"] or is_long, error
-    assert error.get("param", name) == name and not stack.worker.requests
+async def test_an_error_names_the_field_by_its_path_in_the_clients_body(stack: Stack) -> None:
+    for path, fields, name in CASES:
+        body = {"model": MODEL} | BASES[path] | fields
+        response = await stack.http.post(path, json=body)
+        assert response.status_code == 400, response.text
+        error = response.json()["error"]
+        is_long = "the model's context" in error["message"]  # a sentence that names no field
+        assert f"`{name}`" in error["message"] or is_long, error
+        assert error.get("param", name) == name
+    assert not stack.worker.requests
 
 
-@pytest.mark.parametrize(
-    ("param", "name"),
-    [
-        ("tools[2].function.parameters", "tools[1].parameters"),
-        ("messages[1].tool_calls", "input[1]"),
-        ("max_completion_tokens", "max_output_tokens"),
-        ("stop_token_ids", "stop_token_ids"),
-    ],
-)
-async def test_a_field_that_a_worker_names_has_the_clients_name(param: str, name: str) -> None:
+NAMES = [
+    ("tools[2].function.parameters", "tools[1].parameters"),
+    ("messages[1].tool_calls", "input[1]"),
+    ("max_completion_tokens", "max_output_tokens"),
+    ("stop_token_ids", "stop_token_ids"),
+]
+
+
+async def test_a_field_that_a_worker_names_has_the_clients_name() -> None:
     async with Stack(num_workers=0) as stack:
         worker = await add_text_worker(stack, says())
-        worker.text_script = says(error=InvalidRequestError(f"`{param}` is wrong", param=param))
-        body = {
-            "model": TEXT_MODEL,
-            "input": [HELLO, HELLO],
-            "tools": [namespace("a", "b"), *functions("c")],
-        }
-        error = (await stack.http.post(RESPONSES, json=body)).json()["error"]
-        assert (error["param"], error["message"]) == (name, f"`{name}` is wrong")
+        for param, name in NAMES:
+            worker.text_script = says(error=InvalidRequestError(f"`{param}` is wrong", param=param))
+            body = {
+                "model": TEXT_MODEL,
+                "input": [HELLO, HELLO],
+                "tools": [namespace("a", "b"), *functions("c")],
+            }
+            error = (await stack.http.post(RESPONSES, json=body)).json()["error"]
+            assert (error["param"], error["message"]) == (name, f"`{name}` is wrong")

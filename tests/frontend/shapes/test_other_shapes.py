@@ -71,7 +71,7 @@ async def test_a_response_is_made_of_the_workers_chunks(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_message_is_made_of_the_workers_chunks(
-    stack: Stack, worker: FakeWorker, stream: bool
+    claude: anthropic.AsyncAnthropic, worker: FakeWorker, stream: bool
 ) -> None:
     fields: Any = {
         "model": TEXT_MODEL,
@@ -91,12 +91,11 @@ async def test_a_message_is_made_of_the_workers_chunks(
         "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
         "thinking": {"type": "disabled"},
     }  # fmt: skip
-    async with anthropic.AsyncAnthropic(base_url=stack.url, api_key="none") as client:
-        if stream:
-            async with client.messages.stream(**fields) as events:
-                message = await events.get_final_message()
-        else:
-            message = await client.messages.create(**fields)
+    if stream:
+        async with claude.messages.stream(**fields) as events:
+            message = await events.get_final_message()
+    else:
+        message = await claude.messages.create(**fields)
     assert [block.type for block in message.content] == ["thinking", "text", "tool_use"]
     assert message.content[2].type == "tool_use" and message.content[2].input == {"a": 1}
     assert message.stop_reason == "tool_use" and message.usage.output_tokens == 5

@@ -110,34 +110,32 @@ async def test_the_official_client_reads_both_kinds(
     assert "".join(texts) == "Hello"
 
 
-@pytest.mark.parametrize(
-    ("path", "fields", "param"),
-    [
-        ("chat/completions", {"messages": []}, "messages"),
-        ("chat/completions", {"messages": "Hi"}, "messages"),
-        ("chat/completions", {"messages": ["Hi"]}, "messages[0]"),
-        ("chat/completions", {"messages": [{"content": "Hi"}]}, "messages[0].role"),
-        ("chat/completions", {}, "messages"),
-        ("completions", {}, "prompt"),
-        ("completions", {"prompt": []}, "prompt"),
-        ("completions", {"prompt": "Hi", "stream": "yes"}, "stream"),
-        ("completions", {"prompt": "Hi", "stream_options": {}}, "stream_options"),
-        ("completions", {"prompt": "Hi", "model": "m" * 2**16}, "model"),
-        ("completions", {"prompt": "Hi", "stream_options": {"a": "x" * 2**16}}, "stream_options"),
-        (
-            "completions",
-            {"prompt": "Hi", "stream": True, "stream_options": {"include_usage": 1}},
-            "stream_options.include_usage",
-        ),
-    ],
-)
-async def test_a_bad_body_is_refused_by_the_field(
-    stack: Stack, path: str, fields: dict[str, object], param: str
-) -> None:
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("chat/completions", {"messages": []}, "messages"),
+    ("chat/completions", {"messages": "Hi"}, "messages"),
+    ("chat/completions", {"messages": ["Hi"]}, "messages[0]"),
+    ("chat/completions", {"messages": [{"content": "Hi"}]}, "messages[0].role"),
+    ("chat/completions", {}, "messages"),
+    ("completions", {}, "prompt"),
+    ("completions", {"prompt": []}, "prompt"),
+    ("completions", {"prompt": "Hi", "stream": "yes"}, "stream"),
+    ("completions", {"prompt": "Hi", "stream_options": {}}, "stream_options"),
+    ("completions", {"prompt": "Hi", "model": "m" * 2**16}, "model"),
+    ("completions", {"prompt": "Hi", "stream_options": {"a": "x" * 2**16}}, "stream_options"),
+    (
+        "completions",
+        {"prompt": "Hi", "stream": True, "stream_options": {"include_usage": 1}},
+        "stream_options.include_usage",
+    ),
+]
+
+
+async def test_a_bad_body_is_refused_by_the_field(stack: Stack) -> None:
     worker = await add_text_worker(stack, says(*HELLO))
-    response = await stack.http.post(f"/v1/{path}", json={"model": TEXT_MODEL} | fields)
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == param
+    for path, fields, param in WRONG:
+        response = await stack.http.post(f"/v1/{path}", json={"model": TEXT_MODEL} | fields)
+        assert response.status_code == 400, fields
+        assert response.json()["error"]["param"] == param
     assert not worker.text_requests
 
 
@@ -204,18 +202,24 @@ async def test_a_workers_refusal_reaches_the_client(stack: Stack) -> None:
     assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [b"no", b"[]", {}, {"choices": [1]}, {"choices": [{"text": "a"}]}, {"error": "secret"}],
-)
-async def test_what_is_no_answer_is_an_error_without_its_text(
-    stack: Stack, answer: dict[str, Any] | bytes
-) -> None:
-    await add_text_worker(stack, says(answer))
-    response = await chat(stack)
-    assert response.status_code in (500, 502)
-    assert "error id" in response.json()["error"]["message"]
-    assert "secret" not in response.text
+NO_ANSWERS: list[Any] = [
+    b"no",
+    b"[]",
+    {},
+    {"choices": [1]},
+    {"choices": [{"text": "a"}]},
+    {"error": "secret"},
+]
+
+
+async def test_what_is_no_answer_is_an_error_without_its_text(stack: Stack) -> None:
+    worker = await add_text_worker(stack, says())
+    for answer in NO_ANSWERS:
+        worker.text_script = says(answer)
+        response = await chat(stack)
+        assert response.status_code in (500, 502), answer
+        assert "error id" in response.json()["error"]["message"]
+        assert "secret" not in response.text
 
 
 async def test_a_worker_that_says_nothing_is_an_error(stack: Stack) -> None:

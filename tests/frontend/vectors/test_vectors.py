@@ -107,14 +107,13 @@ async def test_base64_is_little_endian_float32(stack: Stack, worker: FakeWorker)
     assert array("f", base64.b64decode(text)).tolist() == [*sums("the"), 0.5]
 
 
-async def test_the_client_of_openai_reads_both_forms(stack: Stack, worker: FakeWorker) -> None:
-    async with openai.AsyncOpenAI(
-        base_url=f"{stack.url}/v1", api_key="none", max_retries=0
-    ) as client:
-        whole = await client.embeddings.create(model=EMBEDS, input=["Hello world", "the"])
-        plain = await client.embeddings.create(model=EMBEDS, input="the", encoding_format="float")
-        with pytest.raises(openai.BadRequestError) as refused:
-            await client.embeddings.create(model=MODEL, input="the")
+async def test_the_client_of_openai_reads_both_forms(
+    client: openai.AsyncOpenAI, worker: FakeWorker
+) -> None:
+    whole = await client.embeddings.create(model=EMBEDS, input=["Hello world", "the"])
+    plain = await client.embeddings.create(model=EMBEDS, input="the", encoding_format="float")
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.embeddings.create(model=MODEL, input="the")
     assert [each.embedding for each in whole.data] == [sums("Hello world"), sums("the")]
     assert plain.data[0].embedding == sums("the")
     assert whole.usage.prompt_tokens == len(token_ids("Hello world")) + len(token_ids("the"))
@@ -186,22 +185,22 @@ async def test_vectors_beyond_what_one_answer_may_have_are_refused(
 # ---- rerank -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank", "/v1/rerank/"])
-async def test_documents_come_best_first(stack: Stack, worker: FakeWorker, path: str) -> None:
+async def test_documents_come_best_first(stack: Stack, worker: FakeWorker) -> None:
     documents = ["the", "Hello there, the world", {"text": "Hello world"}, "the"]
     body = {"model": EMBEDS, "query": "Hello", "documents": documents}
-    answer = await stack.http.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    found = answer.json()
     texts = ["the", "Hello there, the world", "Hello world", "the"]
     scores = [len(token_ids(text)) for text in texts]
-    assert [each["index"] for each in found["results"]] == [1, 2, 0, 3]
-    for each in found["results"]:
-        assert each["relevance_score"] == scores[each["index"]]
-        assert each["document"] == {"text": texts[each["index"]]}
-    num_tokens = sum(scores) + 4 * len(token_ids("Hello"))
-    assert found["usage"] == {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    assert found["model"] == EMBEDS and found["id"].startswith("rerank-")
+    for path in ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/rerank/"):
+        answer = await stack.http.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        found = answer.json()
+        assert [each["index"] for each in found["results"]] == [1, 2, 0, 3]
+        for each in found["results"]:
+            assert each["relevance_score"] == scores[each["index"]]
+            assert each["document"] == {"text": texts[each["index"]]}
+        num_tokens = sum(scores) + 4 * len(token_ids("Hello"))
+        assert found["usage"] == {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        assert found["model"] == EMBEDS and found["id"].startswith("rerank-")
 
 
 async def test_the_best_alone_without_their_documents(stack: Stack, worker: FakeWorker) -> None:
@@ -214,28 +213,24 @@ async def test_the_best_alone_without_their_documents(stack: Stack, worker: Fake
 # ---- score ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "names", [("text_1", "text_2"), ("queries", "items"), ("data_1", "data_2")]
-)
-async def test_pairs_are_scored_in_their_order(
-    stack: Stack, worker: FakeWorker, names: tuple[str, str]
-) -> None:
+async def test_pairs_are_scored_in_their_order(stack: Stack, worker: FakeWorker) -> None:
     texts = ["the", "Hello there, the world", "Hello world"]
-    for first in ("Hello", ["Hello"], ["Hello"] * 3):
-        body = {"model": EMBEDS, names[0]: first, names[1]: texts}
-        answer = await stack.http.post("/v1/score", json=body)
-        assert answer.status_code == 200, answer.text
-        found = answer.json()
-        scores = [len(token_ids(text)) for text in texts]
-        assert found["data"] == [
-            {"index": index, "object": "score", "score": score}
-            for index, score in enumerate(scores)
-        ]
-        num_tokens = sum(scores) + 3 * len(token_ids("Hello"))
-        assert found["usage"] == {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-        assert found["object"] == "list" and found["id"].startswith("score-")
-    one = {"model": EMBEDS, names[0]: "Hello", names[1]: "the"}
-    assert len((await stack.http.post("/score", json=one)).json()["data"]) == 1
+    for names in (("text_1", "text_2"), ("queries", "items"), ("data_1", "data_2")):
+        for first in ("Hello", ["Hello"], ["Hello"] * 3):
+            body = {"model": EMBEDS, names[0]: first, names[1]: texts}
+            answer = await stack.http.post("/v1/score", json=body)
+            assert answer.status_code == 200, answer.text
+            found = answer.json()
+            scores = [len(token_ids(text)) for text in texts]
+            assert found["data"] == [
+                {"index": index, "object": "score", "score": score}
+                for index, score in enumerate(scores)
+            ]
+            num_tokens = sum(scores) + 3 * len(token_ids("Hello"))
+            assert found["usage"] == {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+            assert found["object"] == "list" and found["id"].startswith("score-")
+        one = {"model": EMBEDS, names[0]: "Hello", names[1]: "the"}
+        assert len((await stack.http.post("/score", json=one)).json()["data"]) == 1
 
 
 async def test_texts_of_a_model_that_only_embeds_are_scored_by_their_cosine(stack: Stack) -> None:
@@ -278,21 +273,22 @@ async def test_another_worker_takes_over_from_one_that_is_lost(pair: Stack) -> N
     assert first.vector_requests
 
 
-@pytest.mark.parametrize(
-    "vectors",
-    [
-        [], [packed(1.0)] * 3, [b"", b""], [b"abc", b"abc"], [packed(1.0), packed(1.0, 2.0)],
-        [packed(1.0), packed(float("nan"))], [packed(float("inf")), packed(float("-inf"))],
-    ],
-)  # fmt: skip
-async def test_a_worker_that_answers_something_else_is_at_fault(
-    stack: Stack, vectors: list[bytes]
-) -> None:
+NO_VECTORS: list[list[bytes]] = [
+    [], [packed(1.0)] * 3, [b"", b""], [b"abc", b"abc"], [packed(1.0), packed(1.0, 2.0)],
+    [packed(1.0), packed(float("nan"))], [packed(float("inf")), packed(float("-inf"))],
+]  # fmt: skip
+
+
+async def test_a_worker_that_answers_something_else_is_at_fault(stack: Stack) -> None:
+    answers = iter(NO_VECTORS)
+
     async def wrong(_request: VectorRequest, _context: RequestContext, send: Responder) -> None:
-        send.send(encode(Vectors(vectors)))
+        send.send(encode(Vectors(next(answers))))
 
     await add_worker(stack, vector_script=wrong)
-    assert (await embed(stack, ["a", "b"])).status_code == 502
+    for vectors in NO_VECTORS:
+        assert (await embed(stack, ["a", "b"])).status_code == 502, vectors
+    assert list(answers) == []
 
 
 async def test_an_engines_refusal_names_the_clients_field(stack: Stack) -> None:
