@@ -1,4 +1,4 @@
-"""Answers of model families, and the pieces that they are read as."""
+"""Answers of model families, and the pieces that they are read as, beside `shared_cases`."""
 
 import json
 from dataclasses import dataclass, field
@@ -33,13 +33,6 @@ def v3(arguments: str) -> str:
     return f"{begin}\n```json\n{arguments}\n```<｜tool▁call▁end｜>"
 
 
-def kimi(arguments: str, index: int) -> str:
-    return (
-        f"<|tool_call_begin|>functions.{W}:{index}<|tool_call_argument_begin|>{arguments}"
-        "<|tool_call_end|>"
-    )
-
-
 XML = "<tool_call>\n<function=weather>\n<parameter=city>\nPa\nris <b>\n</parameter>\n"
 XML += '<parameter=days>\n3\n</parameter>\n<parameter=deep>\n{"a": [true]}\n</parameter>\n'
 XML += "</function>\n</tool_call>"
@@ -47,15 +40,9 @@ GLM = "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>
 GLM += "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>"
 SCHEMAS = {W: {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "deep": {}}}}
 V3_BEGIN, V3_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-KIMI_BEGIN, KIMI_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 ANALYSIS = "<|channel|>analysis<|message|>I look.<|end|>"
 
 CASES: dict[str, Case] = {
-    "hermes: one": Case("hermes", "think", hermes(TA), calls=[(W, A)]),
-    "hermes: text, two calls, text": Case(
-        "hermes", "think", f"I look.\n{hermes(TA)}\n{hermes(TB)}\nDone.", "I look.\nDone.",
-        calls=[(W, A), (W, B)],
-    ),
     "hermes: no arguments": Case(
         "hermes", "think", '<tool_call>{"name": "now"}</tool_call>', calls=[("now", {})]
     ),
@@ -115,19 +102,7 @@ CASES: dict[str, Case] = {
         "qwen3_coder", "none", f"I look.\n\n{XML}", "I look.\n\n",
         calls=[(W, {"city": "Pa\nris <b>", "days": 3, "deep": {"a": [True]}})],
     ),
-    "qwen3-coder: without the outer mark": Case(
-        "qwen3_coder", "none", "<function=now>\n</function>", calls=[("now", {})]
-    ),
     "qwen3-coder: cut": Case("qwen3_coder", "none", XML[:20], XML[:20]),
-    "llama: JSON": Case(
-        "llama3_json", "none", f'{{"name": "{W}", "parameters": {TB}}}', calls=[(W, B)]
-    ),
-    "llama: two": Case(
-        "llama3_json", "none",
-        f'<|python_tag|>{{"name": "{W}", "parameters": {TA}}}; '
-        f'{{"name": "{W}", "parameters": {TB}}}',
-        calls=[(W, A), (W, B)],
-    ),
     "llama: an answer in JSON": Case(
         "llama3_json", "none", ' {"name": "Ann", "age": 3} x', ' {"name": "Ann", "age": 3} x'
     ),
@@ -146,22 +121,12 @@ CASES: dict[str, Case] = {
     "llama: pythonic that runs": Case(
         "llama_pythonic", "none", '[f(x=open("y"))]', '[f(x=open("y"))]'
     ),
-    "mistral: a list": Case(
-        "mistral", "mistral",
-        f'[TOOL_CALLS] [{{"name": "{W}", "arguments": {TA}}}, '
-        f'{{"name": "{W}", "arguments": {TB}}}]',
-        calls=[(W, A), (W, B)],
-    ),
     "mistral: names": Case(
         "mistral", "mistral", f"[TOOL_CALLS]{W}[CALL_ID]123456789[ARGS]{TA}[TOOL_CALLS]{W}{TB}",
         calls=[(W, A), (W, B)],
     ),
     "mistral: thoughts": Case(
         "mistral", "mistral", "[THINK]Well [x].[/THINK]Hi [1]", "Hi [1]", "Well [x]."
-    ),
-    "deepseek v3: two": Case(
-        "deepseek_v3", "think", f"I look.{V3_BEGIN}{v3(TA)}\n{v3(TB)}{V3_END}", "I look.",
-        calls=[(W, A), (W, B)],
     ),
     "deepseek r1: thoughts and a call": Case(
         "deepseek_v3", "think", f"Well.\n</think>\n\n{V3_BEGIN}{v3(TA)}{V3_END}", "", "Well.",
@@ -178,14 +143,6 @@ CASES: dict[str, Case] = {
     ),
     "glm": Case(
         "glm45", "think", f"<think></think>\n{GLM}", calls=[(W, {"city": "Paris", "days": 3})]
-    ),
-    "glm: two, one without arguments": Case(
-        "glm45", "think", f"{GLM}\n<tool_call>now\n</tool_call>",
-        calls=[(W, {"city": "Paris", "days": 3}), ("now", {})],
-    ),
-    "kimi: two": Case(
-        "kimi_k2", "none", f"I look.{KIMI_BEGIN}{kimi(TA, 0)}{kimi(TB, 1)}{KIMI_END}", "I look.",
-        calls=[(W, A), (W, B)],
     ),
     "phi4: functools": Case(
         "phi4", "none", f'functools[{{"name": "{W}", "arguments": {TA}}}]', calls=[(W, A)]

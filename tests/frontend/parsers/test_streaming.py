@@ -68,14 +68,14 @@ def test_an_answer_is_read_as_its_model_means_it_in_every_split(name: str) -> No
     content, reasoning, calls = whole
     assert (content, reasoning) == (case.content, case.thoughts)
     assert [(each, json.loads(arguments)) for each, arguments in calls] == case.calls
-    for place in range(len(case.text)):
+    for place in range(0, len(case.text), 1 if name in CASES else 3):
         assert parse(case, [case.text[:place], case.text[place:]]) == whole, place
     for size in (1, 2, 3, 7):
         parts = [case.text[start : start + size] for start in range(0, len(case.text), size)]
         assert parse(case, parts) == whole, size
 
 
-@settings(max_examples=400)
+@settings(max_examples=120)
 @given(st.data())
 def test_any_text_is_read_alike_in_any_split(data: st.DataObject) -> None:
     tools = data.draw(st.sampled_from([*TOOL_FORMATS, "none"]))
@@ -88,7 +88,7 @@ def test_any_text_is_read_alike_in_any_split(data: st.DataObject) -> None:
     assert parse(case, parts) == parse(case, [text])
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.sampled_from(sorted(TOOL_FORMATS)), TEXTS)
 def test_no_text_is_lost_where_it_makes_no_call(tools: str, text: str) -> None:
     case = Case(tools, "none", text)
@@ -122,32 +122,30 @@ def test_ids_are_as_long_as_templates_want_them() -> None:
     assert isinstance(call, ToolCallDelta) and len(call.id) == 9
 
 
+RUNS = {name: [" ", "f", '{"name": "f" ', '{"name": "f', "f ", "[ "] for name in TOOL_FORMATS}
+RUNS["harmony"].append("f<|channel|> ")
+RUNS["qwen3_coder"] += [
+    "<function=f><parameter=f",
+    "<function=f><parameter=x>v</parameter> ",
+    "<function=f><parameter=x>v</parameter></function> ",
+]
+RUNS["glm45"] += [
+    "f<arg_key>f",
+    "f<arg_key>a</arg_key> ",
+    "f<arg_key>a</arg_key><arg_value>v</arg_value> ",
+]
+
+
 @pytest.mark.parametrize("name", TOOL_FORMATS)
-@pytest.mark.parametrize(
-    "run",
-    [
-        " ",
-        "f",
-        '{"name": "f" ',
-        '{"name": "f',
-        "f ",
-        "[ ",
-        "f<|channel|> ",
-        "<function=f><parameter=f",
-        "<function=f><parameter=x>v</parameter> ",
-        "<function=f><parameter=x>v</parameter></function> ",
-        "f<arg_key>f",
-        "f<arg_key>a</arg_key> ",
-        "f<arg_key>a</arg_key><arg_value>v</arg_value> ",
-    ],
-)
-def test_a_long_run_after_a_mark_is_read_in_time(name: str, run: str) -> None:
-    parser = StreamingParser(output_format("none", name))
-    pieces = parser.push(next(iter(TOOL_FORMATS[name].begins)))
-    started_s = time.process_time()
-    pieces += parser.push(run)
-    for _ in range(3000):
-        pieces += parser.push(run[-1] * 20)
-    pieces += parser.finish()
-    assert time.process_time() - started_s < 1.0  # 10 ms; seconds where each push reads all again
-    assert not [piece for piece in pieces if isinstance(piece, Reasoning)]
+def test_a_long_run_after_a_mark_is_read_in_time(name: str) -> None:
+    for run in RUNS[name]:
+        parser = StreamingParser(output_format("none", name))
+        pieces = parser.push(next(iter(TOOL_FORMATS[name].begins)))
+        started_s = time.process_time()
+        pieces += parser.push(run)
+        for _ in range(3000):
+            pieces += parser.push(run[-1] * 20)
+        pieces += parser.finish()
+        took_s = time.process_time() - started_s
+        assert took_s < 1.0, run  # 10 ms; seconds where each push reads all again
+        assert not [piece for piece in pieces if isinstance(piece, Reasoning)]

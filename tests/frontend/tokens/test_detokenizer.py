@@ -128,25 +128,23 @@ def test_a_token_of_half_a_character_shows_its_bytes() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize("specials", [0, 1, 20])
-def test_an_answer_is_the_text_that_its_tokens_add_to_the_prompts(
-    kind: str, text: str, specials: int
-) -> None:
+@pytest.mark.parametrize("specials", [0, 20])
+def test_an_answer_is_the_text_that_its_tokens_add_to_the_prompts(kind: str, specials: int) -> None:
     """Wherever the prompt ends between two characters, and behind any special tokens."""
     tokenizer = KINDS[kind]
-    ids = tokenizer.encode(text, add_special_tokens=False).ids
-    whole = tokenizer.decode(ids)
-    end = [tokenizer.token_to_id("</s>")] * specials
-    num_checked = 0
-    for length in range(len(ids)):
-        prompt = tokenizer.decode(ids[:length])
-        if not whole.startswith(prompt):
-            continue  # the prompt ends within a character
-        detokenizer = DetokenizerFactory(Codec(tokenizer)).new(ids[:length] + end)
-        assert prompt + "".join(pieces(detokenizer, ids[length:])) == whole
-        num_checked += 1
-    assert num_checked > len(ids) // 4
+    factory, end = DetokenizerFactory(Codec(tokenizer)), [tokenizer.token_to_id("</s>")] * specials
+    for text in TEXTS:
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        whole = tokenizer.decode(ids)
+        num_checked = 0
+        for length in range(len(ids)):
+            prompt = tokenizer.decode(ids[:length])
+            if not whole.startswith(prompt):
+                continue  # the prompt ends within a character
+            detokenizer = factory.new(ids[:length] + end)
+            assert prompt + "".join(pieces(detokenizer, ids[length:])) == whole
+            num_checked += 1
+        assert num_checked > len(ids) // 4
 
 
 def test_a_character_that_the_prompt_begins_is_completed() -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -84,6 +85,7 @@ CONVERSATIONS: dict[str, Body] = {
 CONTINUED = ["<", "|", "end", "s", "", "Line 1.\n\n", "  Once", "Once upon a", "<think>a</think>b"]
 
 
+@cache
 def text_of(template: str) -> ModelText:
     config = json.dumps(TOKENS | {"chat_template": template}).encode()
     return ModelText(model_files().files | {"tokenizer_config.json": config})
