@@ -106,6 +106,9 @@ CASES: dict[str, Case] = {
     "llama: an answer in JSON": Case(
         "llama3_json", "none", ' {"name": "Ann", "age": 3} x', ' {"name": "Ann", "age": 3} x'
     ),
+    "llama: braces without JSON": Case(
+        "llama3_json", "none", "{x} is a set", "{x} is a set"
+    ),
     "llama: an answer": Case("llama3_json", "none", "Use {x}.", "Use {x}."),
     "llama: pythonic": Case(
         "llama_pythonic", "none", '[weather(city="Paris"), a.b(x=[1, True, None], y={"k": -2})]',
