@@ -1,5 +1,6 @@
 import asyncio
 import json
+import time
 import tracemalloc
 
 import httpx
@@ -308,11 +309,12 @@ async def test_a_huge_list_of_wrong_values_does_not_hold_up_the_loop(stack: Stac
         ),
     ):
         body = b'{"model":"test/model",%b}' % values
-        loop = asyncio.get_running_loop()
-        started_s = loop.time()
+        began_s = time.process_time()
         response = await stack.http.post("/v1/chat/completions", content=body)
         assert response.status_code == 400 and error_of(response)["param"] == param
-        assert loop.time() - started_s < 5  # milliseconds; several seconds without failing fast
+        assert (
+            time.process_time() - began_s < 5
+        )  # milliseconds; several seconds without failing fast
 
 
 def nested(unit: str) -> str:
