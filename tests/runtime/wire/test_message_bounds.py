@@ -29,7 +29,7 @@ from tandem.runtime.wire.decoding import (
 )
 from tandem.runtime.wire.messages import SamplingParams, encode
 from tests.malformed import every_message
-from tests.test_layout import ROOMS, ROOT, parsed, sources
+from tests.test_layout import ROOMS, ROOT, sources
 
 # Files and folders that decode with msgspec themselves, and from whom: no process of the cluster.
 OWN_DECODING = {
@@ -76,7 +76,7 @@ def declarations(path: Path) -> Iterator[str]:
     """The names of classes whose base is a message by its name."""
     if "Message" not in path.read_text():
         return
-    for node in ast.walk(parsed(path)):
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
         if isinstance(node, ast.ClassDef) and "Message" in map(ast.unparse, node.bases):
             yield node.name
 
@@ -157,7 +157,7 @@ def test_what_a_peer_sent_is_decoded_in_one_place() -> None:
 def decodings(path: Path) -> Iterator[str]:
     if "msgspec" not in path.read_text():
         return
-    for node in ast.walk(parsed(path)):
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             called = ast.unparse(node.func)
             if called in DECODERS:
