@@ -10,10 +10,13 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
 import torch
+
+from tandem.kernels.alone import alone_on_this_machine
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +42,10 @@ def load_library() -> ctypes.CDLL:
         raise BuildError(f"there is no C compiler {compiler[0]!r}; set CC to another")
     try:
         built = _cache_folder() / f"cpu-kernels-{_fingerprint(compiler)}.so"
-        if not built.exists() or not _is_private(built):
-            _compile(compiler, built)
+        if not _is_usable(built):
+            with alone_on_this_machine(built.parent):
+                if not _is_usable(built):
+                    _compile(compiler, built)
         return ctypes.CDLL(str(built))
     except subprocess.CalledProcessError as error:
         raise BuildError(f"{shlex.join(error.cmd)} failed: {error.stderr.strip()}") from error
@@ -58,6 +63,10 @@ def _cache_folder() -> Path:
             "XDG_CACHE_HOME to another folder"
         )
     return folder
+
+
+def _is_usable(built: Path) -> bool:
+    return built.exists() and _is_private(built)
 
 
 def _is_private(path: Path) -> bool:
@@ -94,13 +103,23 @@ def _openmp() -> Path | None:
 
 
 def _compile(compiler: list[str], built: Path) -> None:
-    """Write atomically, so that concurrent builders never see a partial file."""
+    """Compile on all cores; write atomically, so that nobody ever sees a partial file."""
     openmp = _openmp()
     libraries = [] if openmp is None else [str(openmp)]
-    with tempfile.TemporaryDirectory(dir=built.parent) as folder:
+    command = [*compiler, *_flags()]
+    with (
+        tempfile.TemporaryDirectory(dir=built.parent) as folder,
+        ThreadPoolExecutor(len(os.sched_getaffinity(0))) as cores,
+    ):
+
+        def compiled(source: Path) -> str:
+            target = str(Path(folder) / f"{source.stem}.o")
+            _run([*command, "-c", str(source), "-o", target])
+            return target
+
+        parts = list(cores.map(compiled, sorted(FOLDER.glob("*.c"))))
         target = Path(folder) / built.name
-        sources = map(str, sorted(FOLDER.glob("*.c")))
-        _run([*compiler, *_flags(), *sources, *libraries, "-lm", "-o", str(target)])
+        _run([*command, *parts, *libraries, "-lm", "-o", str(target)])
         target.chmod(0o700)
         target.replace(built)
     logger.info("compiled the CPU kernels: %s", built)
