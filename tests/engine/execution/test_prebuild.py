@@ -1,6 +1,5 @@
 """Models without memory, whose steps build kernels."""
 
-
 import torch
 
 from tandem.engine.architecture.config import load_model_config
