@@ -120,10 +120,20 @@ def etcd() -> Iterator[EtcdServer]:
         yield server
 
 
+def _own_namespace(nats: NatsServer, etcd: EtcdServer) -> RuntimeConfig:
+    return RuntimeConfig(namespace=new_id(), nats_url=nats.url, etcd_endpoints=etcd.url)
+
+
 @pytest.fixture
 def runtime_config(nats: NatsServer, etcd: EtcdServer) -> RuntimeConfig:
     """A namespace of the test's own on the session's NATS and etcd."""
-    return RuntimeConfig(namespace=new_id(), nats_url=nats.url, etcd_endpoints=etcd.url)
+    return _own_namespace(nats, etcd)
+
+
+@pytest.fixture(scope="module")
+def module_config(nats: NatsServer, etcd: EtcdServer) -> RuntimeConfig:
+    """A namespace of the module's own on the session's NATS and etcd."""
+    return _own_namespace(nats, etcd)
 
 
 @pytest.fixture

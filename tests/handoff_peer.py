@@ -2,10 +2,13 @@
 
 import json
 import random
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.core.engine import Engine
@@ -16,7 +19,6 @@ from tandem.models.random_model import write_random_model
 from tandem.queue.config import QueueConfig
 from tandem.queue.deployment import deployment_id
 from tandem.queue.jetstream import JetStreamQueue
-from tandem.runtime.address import new_id
 from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.membership.model_files import weights_fingerprint
 from tandem.runtime.membership.node import Node
@@ -25,7 +27,6 @@ from tandem.transfer.agents.group import TransferGroup
 from tandem.transfer.agents.link import LinkRates
 from tandem.transfer.config import TransferConfig
 from tandem.transfer.layout import KvLayout
-from tests.services import EtcdServer, NatsServer
 
 MODEL = "tiny"
 BLOCK_SIZE = 4
@@ -74,10 +75,12 @@ def fresh_prompt(num_tokens: int, seed: int = 0) -> list[int]:
     return [draw.randrange(3, 300) for _ in range(num_tokens)]
 
 
-@pytest.fixture(scope="module")
-def module_config(nats: NatsServer, etcd: EtcdServer) -> RuntimeConfig:
-    """A namespace of the module's own on the session's NATS and etcd."""
-    return RuntimeConfig(namespace=new_id(), nats_url=nats.url, etcd_endpoints=etcd.url)
+@pytest_asyncio.fixture(loop_scope="module")
+async def stage(shared_stage: Any) -> AsyncIterator[Any]:
+    """The module's stage with nothing cached; afterwards nothing may be held."""
+    await shared_stage.forget()
+    yield shared_stage
+    await shared_stage.balanced()
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import pytest_asyncio
 
 from tandem.runtime.config import RuntimeConfig
 from tests.decode.prefill_peer import Stage
-from tests.handoff_peer import module_config as module_config
+from tests.handoff_peer import stage as stage
 from tests.handoff_peer import tiny_model as tiny_model
 
 
@@ -16,14 +16,6 @@ async def shared_stage(module_config: RuntimeConfig, tiny_model: Path) -> AsyncI
     """Everything prefills remotely."""
     async with Stage(module_config, tiny_model) as running:
         yield running
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def stage(shared_stage: Stage) -> AsyncIterator[Stage]:
-    """The module's stage with nothing cached; afterwards every block must be free or cached."""
-    await shared_stage.forget()
-    yield shared_stage
-    await shared_stage.balanced()
 
 
 @pytest_asyncio.fixture(loop_scope="module")

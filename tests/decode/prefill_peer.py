@@ -56,7 +56,6 @@ from tandem.transfer.handoff.landed import Landed, SettledNotice, encode_landed,
 from tandem.worker.settings import WorkerSettings
 from tandem.worker.worker import Worker
 from tests.handoff_peer import MODEL, QUEUE, TRANSFER, HandoffPeer, Text, engine_config
-from tests.handoff_peer import fresh_prompt as fresh_prompt
 from tests.services import eventually
 
 PROMPT = [7 + 3 * i % 250 for i in range(21)]  # five full blocks of 4 and one token

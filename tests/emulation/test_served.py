@@ -14,9 +14,9 @@ from tandem.runtime.config import RuntimeConfig
 from tandem.runtime.wire.messages import SamplingParams
 from tandem.transfer.handoff.landed import Landed, SettledNotice, encode_landed, encode_settled
 from tandem.transfer.layout import KvLayout
-from tests.decode.prefill_peer import Answer, fresh_prompt
+from tests.decode.prefill_peer import Answer
 from tests.emulation.harness import EmulatedEngine, fast_profile
-from tests.handoff_peer import BLOCK_SIZE, TRANSFER
+from tests.handoff_peer import BLOCK_SIZE, TRANSFER, fresh_prompt
 from tests.handoff_peer import tiny_model as tiny_model
 from tests.services import eventually
 from tests.worker.pair import Pair

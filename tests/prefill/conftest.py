@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from tandem.runtime.config import RuntimeConfig
 from tandem.transfer.loopback import PROCESS_FABRIC, LoopbackFabric
-from tests.handoff_peer import module_config as module_config
+from tests.handoff_peer import stage as stage
 from tests.handoff_peer import tiny_model as tiny_model
 from tests.prefill.decode_peer import Stage
 
@@ -18,14 +18,6 @@ async def shared_stage(module_config: RuntimeConfig, tiny_model: Path) -> AsyncI
     """Prompts longer than 32 tokens take several steps."""
     async with Stage(module_config, tiny_model) as running:
         yield running
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def stage(shared_stage: Stage) -> AsyncIterator[Stage]:
-    """The module's stage with nothing cached; afterwards nothing may be held."""
-    await shared_stage.forget()
-    yield shared_stage
-    await shared_stage.balanced()
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -5,17 +5,14 @@ from pathlib import Path
 
 import pytest_asyncio
 
-from tandem.runtime.address import new_id
 from tandem.runtime.config import RuntimeConfig
 from tests.handoff_peer import tiny_model as tiny_model
-from tests.services import EtcdServer, NatsServer
 from tests.worker.pair import Pair
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def lasting_pair(nats: NatsServer, etcd: EtcdServer, tiny_model: Path) -> AsyncIterator[Pair]:
-    config = RuntimeConfig(namespace=new_id(), nats_url=nats.url, etcd_endpoints=etcd.url)
-    async with Pair(config, tiny_model) as running:
+async def lasting_pair(module_config: RuntimeConfig, tiny_model: Path) -> AsyncIterator[Pair]:
+    async with Pair(module_config, tiny_model) as running:
         yield running
 
 

@@ -12,7 +12,7 @@ from tandem.runtime.errors import InvalidRequestError, UnavailableError
 from tandem.runtime.wire.cluster_messages import ControlName, ControlOutcome, WorkerControl
 from tandem.runtime.wire.messages import encode
 from tandem.worker import controls
-from tests.decode.prefill_peer import fresh_prompt
+from tests.handoff_peer import fresh_prompt
 from tests.worker.pair import Both, Pair
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

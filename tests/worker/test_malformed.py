@@ -4,7 +4,7 @@ import pytest
 
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import InternalError, InvalidRequestError, TandemError
-from tests.decode.prefill_peer import fresh_prompt
+from tests.handoff_peer import fresh_prompt
 from tests.malformed import garbage, wrong_messages
 from tests.worker.pair import Pair
 

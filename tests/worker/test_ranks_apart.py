@@ -11,9 +11,8 @@ from tandem.runtime.config import RuntimeConfig
 from tandem.transfer.agents.group import WriteOrder
 from tandem.transfer.agents.link import Link
 from tandem.transfer.config import TransferConfig
-from tests.decode.prefill_peer import fresh_prompt
 from tests.e2e.cluster import write_sensitive_model
-from tests.handoff_peer import FREE_WRITES
+from tests.handoff_peer import FREE_WRITES, fresh_prompt
 from tests.worker.pair import Pair
 
 

@@ -28,7 +28,8 @@ from tandem.runtime.store.discovery import instances_prefix, register_instance
 from tandem.runtime.wire.cluster_messages import StepCosts, WorkerRole
 from tandem.runtime.wire.messages import PrefillPlace, encode
 from tandem.worker import roles
-from tests.decode.prefill_peer import count, fresh_prompt
+from tests.decode.prefill_peer import count
+from tests.handoff_peer import fresh_prompt
 from tests.services import EtcdServer, NatsServer, eventually
 from tests.worker.pair import Both, Pair
 

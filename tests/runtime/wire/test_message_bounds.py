@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Iterator
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -66,19 +67,19 @@ def messages() -> list[type[Message]]:
     """All messages of all rooms, the modules that declare some imported."""
     for room in ROOMS:
         for path in sources(room):
-            if any(declarations(path)):
+            if declarations(path):
                 parts = path.relative_to(ROOT).with_suffix("").parts
                 importlib.import_module(".".join(("tandem", *parts)))
     return every_message()
 
 
-def declarations(path: Path) -> Iterator[str]:
+@cache
+def declarations(path: Path) -> list[str]:
     """The names of classes whose base is a message by its name."""
-    if "Message" not in path.read_text():
-        return
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
-        if isinstance(node, ast.ClassDef) and "Message" in map(ast.unparse, node.bases):
-            yield node.name
+    text = path.read_text()
+    tree = ast.walk(ast.parse(text, str(path))) if "Message" in text else ()
+    classes = [node for node in tree if isinstance(node, ast.ClassDef)]
+    return [each.name for each in classes if "Message" in map(ast.unparse, each.bases)]
 
 
 def unbounded(kind: Any, metas: tuple[msgspec.Meta, ...] = ()) -> Iterator[str]:
@@ -155,9 +156,9 @@ def test_what_a_peer_sent_is_decoded_in_one_place() -> None:
 
 
 def decodings(path: Path) -> Iterator[str]:
-    if "msgspec" not in path.read_text():
+    if "msgspec" not in (text := path.read_text()):
         return
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+    for node in ast.walk(ast.parse(text, str(path))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             called = ast.unparse(node.func)
             if called in DECODERS:
