@@ -146,14 +146,17 @@ async def planned(
 
 
 async def reading_of(planner: PlannerProcess) -> PlannerReport:
-    """Return the planner's record, once it has read the workers."""
+    """Return the planner's record, once it has heard of all of `planned`'s workers."""
     prefix = planner_prefix(planner.node.config.namespace)
     found: list[PlannerReport] = []
 
     async def is_read() -> bool:
         records = await planner.node.discovery.get_prefix(prefix)
         found[:] = [each for each in map(decode_report, records.values()) if each.models]
-        return bool(found) and "full of prompts" in found[0].models[0].sentence
+        if not found:
+            return False
+        model = found[0].models[0]
+        return model.num_prefill + model.num_generating == 4 and "full of prompts" in model.sentence
 
     await eventually(is_read)
     return found[0]
