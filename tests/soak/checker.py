@@ -280,7 +280,7 @@ def _name(happened: Happened) -> str:
         return f"change {who} to {fault.role}"
     if fault.cut:
         return f"cut {fault.cut} of {who}"
-    who = "a rank of " * fault.of_rank + who
+    who = "a rank of " * bool(fault.rank) + who
     return f"{fault.kind} {who}{' ' + fault.point if fault.point else ''}"
 
 

@@ -33,7 +33,7 @@ class Fault:
     `cut`: which of a worker's ways are cut: nats, etcd, links (to the decode workers), front (from
     everybody). `empty`: a service comes back without its store. `point`: of a handoff, or of a
     change of roles, of the worker at which it happens, if one comes along in time. `role`: the one
-    that the worker is asked to have. `of_rank`: of a rank above 0 alone, which ends the worker
+    that the worker is asked to have. `rank`: of this one alone, above 0, which ends the worker
     unless it is a short stop.
     """
 
@@ -45,11 +45,11 @@ class Fault:
     empty: bool = False
     point: str = ""
     role: WorkerRole | None = None
-    of_rank: bool = False
+    rank: int = 0
 
     def __str__(self) -> str:
         what = f"cut {self.cut} of" if self.cut else self.role or self.kind
-        what += " a rank of" if self.of_rank else ""
+        what += f" rank {self.rank} of" if self.rank else ""
         where = f" {self.point}" if self.point else ""
         return f"{what} {'+'.join(self.targets)}{where}{' (empty)' if self.empty else ''}"
 
@@ -108,10 +108,11 @@ def _worker_fault(
 ) -> Fault:
     one = (name,)
     if name in crew.wide and draw.random() < RANK_SHARE:
+        rank = draw.randrange(1, crew.tp)
         if draw.random() < 0.5:
-            return Fault("kill", one, duration_s / 3, pause_s, of_rank=True)
+            return Fault("kill", one, duration_s / 3, pause_s, rank=rank)
         stopped_s = draw.choice((SHORT_STOP_S, LONG_STOP_S))
-        return Fault("stop", one, stopped_s, pause_s, of_rank=True)
+        return Fault("stop", one, stopped_s, pause_s, rank=rank)
     choice = draw.choice(("kill", "kill", "stop", "stop", "restart", "nats", "etcd", "plane"))
     if choice in ("kill", "stop"):
         points = [*POINTS[crew.role_of(name)]]
@@ -220,7 +221,7 @@ class Nemesis:
 
     async def _strike_workers(self, fault: Fault) -> None:
         fleet, names = self._fleet, fault.targets
-        if fault.of_rank:
+        if fault.rank:
             await self._strike_rank(fault)
             return
         match fault.kind:
@@ -249,13 +250,13 @@ class Nemesis:
     async def _strike_rank(self, fault: Fault) -> None:
         fleet, (name,) = self._fleet, fault.targets
         if fault.kind == "kill":
-            fleet.signal_rank(name, signal.SIGKILL)
+            fleet.signal_rank(name, fault.rank, signal.SIGKILL)
             await fleet.ended(name)
             await self._sleep(fault.duration_s)
         else:
-            fleet.signal_rank(name, signal.SIGSTOP)
+            fleet.signal_rank(name, fault.rank, signal.SIGSTOP)
             await asyncio.sleep(fault.duration_s)
-            fleet.signal_rank(name, signal.SIGCONT)
+            fleet.signal_rank(name, fault.rank, signal.SIGCONT)
             if fault.duration_s >= LONG_STOP_S:
                 await fleet.ended(name)
             else:

@@ -1,4 +1,4 @@
-"""Four workers, of fixed roles or of both, some of two ranks; all connections can be cut."""
+"""Four workers, of fixed roles or of both, some of several ranks; all connections can be cut."""
 
 import asyncio
 import contextlib
@@ -52,7 +52,7 @@ class Terms:
     is_blind: bool = False
     flags: tuple[str, ...] = ()
     both: bool = False
-    ranks: bool = False  # a loose and a steady worker have two ranks each
+    tp: int = 1  # the ranks of a loose and of a steady worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,8 @@ class Crew:
     steady: tuple[str, ...]
     prefill: tuple[str, ...]
     decode: tuple[str, ...]
-    wide: tuple[str, ...] = ()  # those of two ranks
+    wide: tuple[str, ...] = ()  # those of `tp` ranks, the others have one
+    tp: int = 1
 
     def role_of(self, name: str) -> str:
         """Return the command that the worker is started by."""
@@ -111,8 +112,8 @@ class Fleet:
         self._run_dir = run_dir
         self._terms = terms
         crew = BOTH_CREW if terms.both else FIXED_CREW
-        wide = (crew.loose[-1], crew.steady[-1]) if terms.ranks else ()
-        self.crew = replace(crew, wide=wide)
+        wide = (crew.loose[-1], crew.steady[-1]) if terms.tp > 1 else ()
+        self.crew = replace(crew, wide=wide, tp=terms.tp)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -220,7 +221,7 @@ class Fleet:
         }
         services = self._services(slot.nats, slot.etcd)
         entry = (str(DOOMED), json.dumps(hooks))
-        flags = (*FLAGS, "--tp=2") if name in self.crew.wide else FLAGS
+        flags = (*FLAGS, f"--tp={self.crew.tp}") if name in self.crew.wide else FLAGS
         await self.cluster.start(
             name, slot.role, *services, *flags, *self._terms.flags, entry=entry
         )
@@ -246,10 +247,10 @@ class Fleet:
     def signal(self, name: str, number: signal.Signals) -> None:
         self.cluster.signal_child(self.child(name), number)
 
-    def signal_rank(self, name: str, number: int) -> None:
-        """To rank 1 of a worker; no effect when it has ended."""
+    def signal_rank(self, name: str, rank: int, number: int) -> None:
+        """To a rank above 0; no effect when it has ended."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            self.slots[name].ranks[0].send_signal(number)
+            self.slots[name].ranks[rank - 1].send_signal(number)
 
     async def change_role(self, name: str, role: WorkerRole) -> None:
         """Return when the worker has the role. Raises its own errors, and those of the way."""

@@ -42,7 +42,7 @@ class Plan:
     flags: tuple[str, ...] = ()  # further ones of the workers
     is_blind: bool = False  # the decode workers take every block for proven
     has_faults: bool = True
-    ranks: bool = False  # half of the workers have two ranks, which are struck too
+    tp: int = 1  # of half of the workers, whose ranks are struck too
     both: bool = False  # four workers of both roles, and changes of roles among the faults
 
 
@@ -51,7 +51,7 @@ async def soak(plan: Plan, run_dir: Path) -> Verdict:
     started_at = time.monotonic()
     asked = questions(plan.seed, plan.num_questions)
     terms = Terms(
-        plan.seed, plan.flip_probability, plan.is_blind, plan.flags, plan.both, plan.ranks
+        plan.seed, plan.flip_probability, plan.is_blind, plan.flags, plan.both, plan.tp
     )
     async with (
         Fleet(run_dir, terms) as fleet,
@@ -133,7 +133,7 @@ def main() -> int:
         "--both", action="store_true", help="four workers of both roles, which change them"
     )
     parser.add_argument(
-        "--ranks", action="store_true", help="half of the workers have two ranks, which are struck"
+        "--tp", type=int, default=1, help="ranks of half of the workers, which are struck too"
     )
     parser.add_argument("--run-dir", type=Path, help="where logs stay; a temporary one by default")
     parser.add_argument("--json", type=Path, help="write the verdict there too")
@@ -147,7 +147,7 @@ def main() -> int:
         failover_limit_s=options.failover_limit_s,
         flags=tuple(f"--{setting}" for setting in options.set),
         both=options.both,
-        ranks=options.ranks,
+        tp=options.tp,
     )
     logging.getLogger("tandem").setLevel(logging.ERROR)  # services being away is no news here
     with tempfile.TemporaryDirectory(prefix="tandem-nemesis-") as temporary:
