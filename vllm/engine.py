@@ -9,7 +9,6 @@ import logging
 import multiprocessing
 import os
 import sys
-import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Any, Self
@@ -17,6 +16,7 @@ from typing import Any, Self
 from tandem.runtime.address import new_id
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import InternalError, InvalidRequestError
+from tandem.runtime.local.temporary_folder import TemporaryFolder
 from tandem.runtime.plane.server import RequestServer, Responder
 from tandem.runtime.wire.decoding import decoder
 from tandem.runtime.wire.handoff_messages import Ack
@@ -96,8 +96,9 @@ class VllmEngine(LLMEngine):
     async def start(self, worker_id: int) -> EngineConfig:
         await self._serve_prompts()
         if self._arguments.kv_events_config is None:
-            folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-vllm-"))
-            endpoint = f"ipc://{folder}/kv-events"
+            folder = TemporaryFolder("vllm")
+            self._stack.callback(folder.remove)
+            endpoint = f"ipc://{folder.path}/kv-events"
             self._arguments.kv_events_config = KVEventsConfig(True, "zmq", endpoint)
         logging.setLogRecordFactory(logging.LogRecord)  # vLLM's lines show more than Tandem's
         # a start that is cancelled goes on in its thread, and `cleanup` ends it

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,6 +30,7 @@ from tandem.engine.schedule.sequence import OnLayers
 from tandem.engine.step.outcome import DeviceLostError
 from tandem.kernels.ranks.missing import MissingRankError
 from tandem.runtime.errors import ModelError
+from tandem.runtime.local.temporary_folder import TemporaryFolder
 from tandem.runtime.process.logs import log_format
 
 if TYPE_CHECKING:
@@ -76,8 +76,9 @@ class Followers:
         shard = Shard(model, config.tp, 0)
         self.rank: Rank
         if are_apart(config):
-            folder = TemporaryDirectory(prefix="tandem-ranks-", ignore_cleanup_errors=True)
-            self._folder = self._stack.enter_context(folder)
+            folder = TemporaryFolder("ranks")
+            self._stack.callback(folder.remove)
+            self._folder = str(folder.path)
             where = shard, torch.device(devices[0]), self._folder
             self.rank = ApartRank(*where, self._wait_until_ready)
         else:

@@ -7,7 +7,6 @@ last one with `is_over`; a lost client ends nothing.
 import asyncio
 import contextlib
 import logging
-import shutil
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import msgspec
 
 from tandem.runtime.errors import ServiceError, TandemError
 from tandem.runtime.local.local_servers import folder_of_sockets
+from tandem.runtime.local.temporary_folder import TemporaryFolder
 from tandem.runtime.tasks import cancel
 from tandem.runtime.wire.bounds import MAX_TEXT, Message, Text
 from tandem.runtime.wire.decoding import json_decoder
@@ -42,15 +42,20 @@ class Control:
     """Serves the socket; one command runs at a time."""
 
     def __init__(self, commands: Mapping[str, Command]) -> None:
-        self.path = Path()  # once started
+        self._folder: TemporaryFolder | None = None  # once started
         self._commands = commands
         self._server: asyncio.Server | None = None
         self._work: asyncio.Task[None] | None = None
         self._what = ""  # the command of `_work`
 
+    @property
+    def path(self) -> Path:
+        """The socket, once started."""
+        return (self._folder.path if self._folder else Path()) / _NAME
+
     async def start(self) -> None:
         """Listen in a new private folder."""
-        self.path = folder_of_sockets("serve", len(_NAME)) / _NAME
+        self._folder = folder_of_sockets("serve", len(_NAME))
         self._server = await asyncio.start_unix_server(self._answer, self.path)
 
     async def close(self) -> None:
@@ -59,7 +64,8 @@ class Control:
         if self._server is not None:
             self._server.close()
             self._server = None
-            shutil.rmtree(self.path.parent, ignore_errors=True)
+        if self._folder is not None:
+            self._folder.remove()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         def write(said: Said) -> None:

@@ -24,6 +24,7 @@ from tandem.runtime.errors import ServiceError
 from tandem.runtime.local.child_process import ChildProcess, describe_exit
 from tandem.runtime.local.ports import free_port
 from tandem.runtime.local.private_file import write_private
+from tandem.runtime.local.temporary_folder import TemporaryFolder
 from tandem.runtime.printable import masked
 from tandem.runtime.store.etcd_versions import numbers_of
 from tandem.runtime.tasks import cancel
@@ -50,9 +51,9 @@ class LocalServer(ABC):
     name: str
 
     def __init__(self, run_dir: Path | None = None) -> None:
-        self._own_dir = run_dir is None
-        self._dir = run_dir or Path(tempfile.mkdtemp(prefix="tandem-"))
-        self._store: Path | None = None
+        self._own_dir = None if run_dir else TemporaryFolder("server")
+        self._dir = self._own_dir.path if self._own_dir else run_dir or Path()
+        self._store: TemporaryFolder | None = None
         self._child: ChildProcess | None = None
         self._has_address = False
 
@@ -98,8 +99,8 @@ class LocalServer(ABC):
             await self._child.stop(STOP_TIMEOUT_S)
         self._child = None
         self._remove_store()
-        if self._own_dir:
-            shutil.rmtree(self._dir, ignore_errors=True)
+        if self._own_dir is not None:
+            self._own_dir.remove()
 
     async def restart(self, *, empty: bool = False, down_s: float = 0.0) -> None:
         """Kill the server and start it on the same address, `down_s` later.
@@ -132,13 +133,13 @@ class LocalServer(ABC):
 
     def _remove_store(self) -> None:
         if self._store is not None:
-            shutil.rmtree(self._store, ignore_errors=True)
+            self._store.remove()
             self._store = None
 
     async def _launch(self) -> None:
         if self._store is None:
-            self._store = Path(tempfile.mkdtemp(prefix=f"{self.name}-store-", dir=self._dir))
-        command, folder = self._command(self._store.resolve()), self._working_folder()
+            self._store = TemporaryFolder(f"{self.name}-store", self._dir)
+        command, folder = self._command(self._store.path.resolve()), self._working_folder()
         environment = ENVIRONMENT | os.environ
         self._child = await ChildProcess.start(command, self.log_path, env=environment, cwd=folder)
         ready = asyncio.create_task(self._wait_ready())
@@ -215,7 +216,7 @@ class LocalEtcd(LocalServer):
     """`etcd` as a cluster of one, on unix sockets of its working folder."""
 
     name = "etcd"
-    _sockets: Path | None = None
+    _sockets: TemporaryFolder | None = None
 
     @property
     def url(self) -> str:
@@ -224,19 +225,19 @@ class LocalEtcd(LocalServer):
     @property
     def socket(self) -> Path:
         """The socket for clients; etcd's URLs have the form host:port, and so have its names."""
-        return (self._sockets or Path()) / "client:1"
+        return (self._sockets.path if self._sockets else Path()) / "client:1"
 
     async def stop(self) -> None:
         await super().stop()
         if self._sockets is not None:
-            shutil.rmtree(self._sockets, ignore_errors=True)
+            self._sockets.remove()
 
     def _choose_address(self) -> None:
         if self._sockets is None:
             self._sockets = folder_of_sockets("etcd", len("client:1"))
 
     def _working_folder(self) -> Path | None:
-        return self._sockets
+        return self._sockets.path if self._sockets else None
 
     def _command(self, store: Path) -> list[str]:
         peer_url = "unix://peer:1"
@@ -271,8 +272,8 @@ class LocalEtcd(LocalServer):
             writer.close()
 
 
-def folder_of_sockets(purpose: str, longest_name: int) -> Path:
-    """Return a new private folder whose path leaves room for the name of a socket.
+def folder_of_sockets(purpose: str, longest_name: int) -> TemporaryFolder:
+    """Return a new folder whose path leaves room for the name of a socket.
 
     It is not in the run folder, whose path may be longer than a socket's can be. Raise ServiceError
     where neither TMPDIR nor a usual place is short enough.
@@ -280,10 +281,10 @@ def folder_of_sockets(purpose: str, longest_name: int) -> Path:
     runtime_dir = os.environ.get("XDG_RUNTIME_DIR", "")
     for place in filter(os.path.isabs, (tempfile.gettempdir(), runtime_dir, *SHORT_PLACES)):
         with contextlib.suppress(OSError):
-            folder = Path(tempfile.mkdtemp(prefix=f"tandem-{purpose}-", dir=place))
-            if len(os.fsencode(folder)) + 1 + longest_name <= MAX_SOCKET_PATH_BYTES:
+            folder = TemporaryFolder(purpose, Path(place))
+            if len(os.fsencode(folder.path)) + 1 + longest_name <= MAX_SOCKET_PATH_BYTES:
                 return folder
-            folder.rmdir()
+            folder.remove()
     raise ServiceError(
         f"{purpose}: no folder for its socket, whose path has at most {MAX_SOCKET_PATH_BYTES} "
         f"bytes: TMPDIR, {tempfile.gettempdir()}, is too long, and none of "

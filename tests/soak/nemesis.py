@@ -50,9 +50,7 @@ async def soak(plan: Plan, run_dir: Path) -> Verdict:
     """Runs a soak with all its processes in `run_dir`, and judges it."""
     started_at = time.monotonic()
     asked = questions(plan.seed, plan.num_questions)
-    terms = Terms(
-        plan.seed, plan.flip_probability, plan.is_blind, plan.flags, plan.both, plan.tp
-    )
+    terms = Terms(plan.seed, plan.flip_probability, plan.is_blind, plan.flags, plan.both, plan.tp)
     async with (
         Fleet(run_dir, terms) as fleet,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,

@@ -185,7 +185,7 @@ def test_without_a_short_place_the_limit_is_named_before_etcd_starts(
     else:
         assert length == 77
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(sockets / "client:1"))
+            listener.bind(str(sockets.path / "client:1"))
 
 
 def test_the_etcd_of_a_served_cluster_stands_for_all_of_it(
