@@ -25,6 +25,7 @@ CLAIM_SLACK_MS = 50.0
 CHEAPER = 0.8  # of the cost here: at such a worker a ticket is computed better
 SOONER_HERE = "this worker computes it sooner by now"  # than those that have not claimed it
 LOOK_AGAIN_S = 0.25  # at a ticket that goes on waiting: as often as loads are reported
+ALIKE = 2  # times the answers of another worker, that one may have which gets as many requests
 TYPICAL_TOKENS = 1024  # of a ticket, before it is known
 MAX_WAYS_GIVEN = 8  # by one ticket
 
@@ -159,6 +160,14 @@ def leaves_tickets(here: PlaceLoad, others: Sequence[PlaceLoad]) -> bool:
     return lowest_s < CHEAPER * predict(here, TYPICAL_TOKENS).cost_s
 
 
+def gets_alike(here: PlaceLoad | None, other: PlaceLoad) -> bool:
+    """Return True if frontends may be taken to send `other` as many requests as this worker.
+
+    Where answers stand together on few workers, those without get none.
+    """
+    return here is None or here.num_decodes <= ALIKE * (other.num_decodes + 1)
+
+
 def _decide(
     config: DisaggConfig,
     num_uncached: int,
@@ -278,7 +287,7 @@ def _by_prediction(
 ) -> Decision:
     """Choose by missed targets, then by the delay of all answers together."""
     missed_locally = num_missed(config, local)
-    missed_remotely = num_missed(config, remote, SURE_SHARE)
+    missed_remotely = num_missed(config, remote)
     is_cheaper = remote.cost_s < local.cost_s * (1 - MIN_GAIN)
     place: PrefillPlace = "remote" if is_cheaper else "local"
     cause = PlacementCause.FASTER if is_cheaper else PlacementCause.SLOWER
@@ -310,14 +319,12 @@ def may_wait_s(targets: DisaggConfig | Decision, waited_s: float) -> float:
     return max(0.0, SURE_SHARE * targets.ttft_target_ms / 1e3 - waited_s)
 
 
-def num_missed(
-    targets: DisaggConfig | Decision, prediction: Prediction, ttft_share: float = 1.0
-) -> int:
-    """Count the targets that a place would miss, for its running answers and for this one.
+def num_missed(targets: DisaggConfig | Decision, prediction: Prediction) -> int:
+    """Count the targets that a place might miss, for its running answers and for this one.
 
-    The first token has `ttft_share` of its target.
+    The first token has SURE_SHARE of its target.
     """
     ttft_ms, itl_ms = targets.ttft_target_ms, targets.itl_target_ms
-    misses_ttft = ttft_ms is not None and prediction.first_token_s * 1e3 > ttft_ms * ttft_share
+    misses_ttft = ttft_ms is not None and prediction.first_token_s * 1e3 > ttft_ms * SURE_SHARE
     misses_itl = itl_ms is not None and prediction.step_s * 1e3 > itl_ms
     return misses_ttft + misses_itl

@@ -8,7 +8,7 @@ import msgspec
 from tandem.decode.admission import num_missed
 from tandem.decode.decision import Decision
 from tandem.decode.requests import ActiveRequest
-from tandem.router.predict import SURE_SHARE, Prediction
+from tandem.router.predict import Prediction
 from tandem.runtime.context import RequestContext
 from tandem.runtime.errors import InvalidRequestError
 from tandem.runtime.plane.server import Responder
@@ -134,5 +134,5 @@ def _considered(me: str, decision: Decision, prediction: Prediction) -> Consider
         transfer_ms=prediction.transfer_s * 1e3,
         first_token_ms=prediction.first_token_s * 1e3,
         cost_ms=prediction.cost_s * 1e3,
-        num_missed=num_missed(decision, prediction, 1.0 if is_local else SURE_SHARE),
+        num_missed=num_missed(decision, prediction),
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Set
 
 from msgspec.structs import replace
 
-from tandem.decode.admission import PrefillSide, leaves_tickets
+from tandem.decode.admission import PrefillSide, gets_alike, leaves_tickets
 from tandem.decode.metrics import DecodeMetrics
 from tandem.decode.transfer_cost import TransferCost
 from tandem.engine.core.engine import Engine
@@ -120,7 +120,7 @@ class PrefillView:
         """Return the load of every worker that takes tickets and is not silent.
 
         Frontends treat workers alike: as many tokens as just came here are taken to have come to
-        each that answers requests too.
+        each that answers as many requests.
 
         One that knows no costs of its own is taken to have those of this worker, whose model and
         layout it has; one that has never reported is taken to be idle.
@@ -136,7 +136,8 @@ class PrefillView:
                 place = _borrowing(here, instance_id, report)
             if place is not None:
                 answers = report is not None and report.role != "prefill"
-                found.append(place.behind(*just_come) if answers else place)
+                is_alike = answers and gets_alike(here, place)
+                found.append(place.behind(*just_come) if is_alike else place)
         return found
 
     def place_of(self, instance_id: str) -> PlaceLoad | None:

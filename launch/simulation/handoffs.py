@@ -12,6 +12,7 @@ from tandem.decode.admission import (
     SOONER_HERE,
     PrefillSide,
     decide_again,
+    gets_alike,
     given_up,
     gives_way,
     leaves_tickets,
@@ -134,8 +135,10 @@ class Handoffs:
     def side(self, home: VirtualWorker, request_id: str) -> PrefillSide:
         """Return the load of `home` and of the workers that take its tickets, as reported to it.
 
-        Prompts that just came here, but for this request's, are taken to have come to each.
+        Prompts that just came here, but for this request's, are taken to have come to each that
+        answers as many requests.
         """
+        here = place_here(backlog_of(home.scheduler))
         mine = self._homes.setdefault(home, _Home())
         helpers = [each for each in self._helpers if each is not home]
         return PrefillSide(
@@ -143,17 +146,22 @@ class Handoffs:
             queue_connected=True,
             num_queued_jobs=max(self._depth[0], mine.num_unclaimed),
             num_ticket_tokens=max(self._depth[1], mine.num_unclaimed_tokens),
-            here=place_here(backlog_of(home.scheduler)) if helpers else None,
-            others=self._others(home, home.just_come(request_id)),
+            here=here if helpers else None,
+            others=self._others(home, here, home.just_come(request_id)),
             transfer=home.transfer,
         )
 
     def _others(
-        self, worker: VirtualWorker, just_come: tuple[int, float] = (0, 0.0)
+        self,
+        worker: VirtualWorker,
+        here: PlaceLoad | None,
+        just_come: tuple[int, float] = (0, 0.0),
     ) -> list[PlaceLoad]:
         """Return the reported loads of the other workers that take tickets."""
         return [
-            place if each.role == "prefill" else place.behind(*just_come)
+            place.behind(*just_come)
+            if each.role != "prefill" and gets_alike(here, place)
+            else place
             for each in self._helpers
             if each is not worker and (place := self._reported.get(each)) is not None
         ]
@@ -242,7 +250,7 @@ class Handoffs:
 
     def _leaves_tickets(self, worker: VirtualWorker) -> bool:
         here = PlaceLoad.of(worker.report())
-        return here is not None and leaves_tickets(here, self._others(worker))
+        return here is not None and leaves_tickets(here, self._others(worker, here))
 
     def _claim(self, worker: VirtualWorker, ticket: Ticket) -> None:
         del self._queue[ticket]

@@ -11,6 +11,7 @@ from tandem.decode.admission import (
     PrefillSide,
     decide,
     decide_again,
+    gets_alike,
     given_up,
     gives_way,
     leaves_tickets,
@@ -304,10 +305,10 @@ def test_a_ticket_goes_on_waiting_while_another_place_is_predicted_to_be_better(
 
 def test_a_ticket_that_waits_has_less_time_left_to_its_target() -> None:
     config = ADAPTIVE.model_copy(update={"ttft_target_ms": 1000.0})
-    # 650 ms here, which costs eight answers half as much; 605 ms there, of 700 that are sure
-    known = side(here=place(num_decodes=8), others=[place(waiting=100)], num_ticket_tokens=500)
+    # of 700 ms that are sure 650 here, which costs eight answers half as much, and 665 there
+    known = side(here=place(num_decodes=8), others=[place(waiting=160)], num_ticket_tokens=500)
     assert waits_on(config, 500, known)
-    assert not waits_on(config, 500, known, waited_ms=320)  # here alone keeps the target
+    assert not waits_on(config, 500, known, waited_ms=60)  # here alone keeps the target
     assert waits_on(config, 500, known, waited_ms=400)  # neither place does
 
 
@@ -410,13 +411,30 @@ def test_a_first_token_waits_for_its_blocks_where_both_targets_are_set(
     assert may_wait_s(config, waited_s) == pytest.approx(expected_s)
 
 
-def test_a_target_is_missed_by_what_takes_longer_than_it() -> None:
+def test_a_target_is_missed_by_what_does_not_surely_keep_it() -> None:
     config = DisaggConfig(ttft_target_ms=1000.0, itl_target_ms=50.0)
-    kept = Prediction(0.25, 0.5, 0.25, 1, 1.0, 0.05, "worker")
+    kept = Prediction(0.25, 0.25, SURE_SHARE - 0.51, 1, 1.0, 0.05, "worker")
     assert num_missed(config, kept) == 0
-    assert num_missed(config, kept, ttft_share=0.9) == 1
-    assert num_missed(config, msgspec.structs.replace(kept, wait_s=0.26)) == 1
-    assert num_missed(config, msgspec.structs.replace(kept, wait_s=0.26, step_s=0.06)) == 2
+    assert num_missed(config, msgspec.structs.replace(kept, wait_s=0.27)) == 1
+    assert num_missed(config, msgspec.structs.replace(kept, wait_s=0.27, step_s=0.06)) == 2
+
+
+def test_of_two_places_neither_of_which_surely_keeps_a_target_the_sooner_one_counts() -> None:
+    """What is surely kept here, and what there, is told by the same share of the target."""
+    config = ADAPTIVE.model_copy(update={"ttft_target_ms": 1000.0})
+    known = side(here=place(num_decodes=1, waiting=350), others=[place(waiting=250)])
+    decision = decide(config, 500, known)  # 950 ms here, 755 there: both within the target
+    assert (decision.place, decision.cause) == ("remote", PlacementCause.FASTER)
+
+
+@pytest.mark.parametrize(
+    ("num_here", "num_there", "expected"), [(0, 0, True), (2, 0, True), (3, 0, False), (9, 4, True)]
+)
+def test_frontends_send_alike_to_workers_with_about_as_many_answers(
+    num_here: int, num_there: int, expected: bool
+) -> None:
+    """Where answers stand together on few workers, a burst comes to none of the others."""
+    assert gets_alike(place(num_here), place(num_there)) is expected
 
 
 @pytest.mark.parametrize(
