@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
+import msgspec
 from rich.table import Table
 
 from tandem.config.model import EffectiveConfig
@@ -39,7 +40,7 @@ def up(
         raise
     members.until_serving(deployment.num_workers, members.worker_jobs)
     if deployment.has_standby:
-        _submit_standby(deployment, members, reporter)
+        _submit_standby(deployment, members, reporter, deployment.standby_job)
     reporter.done(f"{deployment.num_workers} workers serve; logs: {deployment.path / 'logs'}")
     services = deployment.services()
     reporter.output("" if services is None else services.http_url)
@@ -108,8 +109,12 @@ def resize(members: Members, wanted: int, reporter: Reporter) -> bool:
 
 
 def roll(deployment: Deployment, reporter: Reporter, timeout_s: float) -> None:
-    """Replace each worker, one at a time: a successor that serves and answers comes first."""
+    """Replace the service job by the one that stands by, then each worker, one at a time.
+
+    A successor of a worker that serves and answers comes first.
+    """
     members = Members(deployment, reporter, timeout_s)
+    _roll_services(deployment, members, reporter)
     for elder in members.worker_jobs():
         assert elder.index is not None, "a worker is an element of an array"
         array = _submit_workers(deployment, [elder.index], reporter)
@@ -124,6 +129,7 @@ def down(deployment: Deployment, reporter: Reporter, timeout_s: float) -> None:
     """End the frontend after its answers, then the workers and the services."""
     members = Members(deployment, reporter, timeout_s)
     workers = members.worker_jobs()
+    msgspec.structs.replace(deployment, has_standby=False).save()  # no service job waits for one
     cancel([job for job in workers if job.state == "PENDING"])
     members.release(members.service_jobs())
     members.release(members.worker_jobs())
@@ -131,11 +137,27 @@ def down(deployment: Deployment, reporter: Reporter, timeout_s: float) -> None:
     reporter.done(f"{deployment.name} is down; logs: {deployment.path / 'logs'}")
 
 
-def _submit_standby(deployment: Deployment, members: Members, reporter: Reporter) -> None:
+def _roll_services(deployment: Deployment, members: Members, reporter: Reporter) -> None:
+    jobs, services = members.service_jobs(), deployment.services()
+    serving = [job for job in jobs if services is not None and job.job_id == services.job_id]
+    if not serving or not any(job.state == "RUNNING" for job in jobs if job not in serving):
+        reporter.warn("the service job stays as it is: none stands by for it")
+        return
+    (elder,) = serving
+    members.release(serving)
+    if (services := deployment.services()) is None or services.job_id in ("", elder.job_id):
+        raise ServiceError(f"no job serves in place of {elder.id}: see `tandem slurm logs`")
+    reporter.done(f"the service job {elder.id} is replaced by {services.job_id}")
+    # Not by the other name: a job's successor waits for all jobs of its name.
+    _submit_standby(deployment, members, reporter, elder.name)
+
+
+def _submit_standby(
+    deployment: Deployment, members: Members, reporter: Reporter, name: str
+) -> None:
     nodes = ",".join(job.node for job in members.service_jobs() if job.node)
-    name, elsewhere = f"--job-name={deployment.standby_job}", f"--exclude={nodes}"
     try:
-        job = submit(deployment.path / SERVICE, name, elsewhere)
+        job = submit(deployment.path / SERVICE, f"--job-name={name}", f"--exclude={nodes}")
     except ServiceError as error:
         reporter.warn(f"no other node can stand by for the services of {nodes}: {error.message}")
     else:

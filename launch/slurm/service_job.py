@@ -1,6 +1,7 @@
 """The service job of a deployment: NATS, etcd and the frontend, on an address of their node."""
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,8 @@ from tandem.runtime.process.reporter import Reporter
 from tandem.runtime.store.etcd import EtcdDiscovery
 
 START_TIMEOUT_S = 120.0
+TAKEN_WITHIN_S = 20.0  # a turn that is given away; a standby may have begun just now
+WORKERS_WITHIN_S = 20.0  # the workers come to the services that have the turn
 
 
 class ServiceSupervisor(Supervisor):
@@ -72,6 +75,11 @@ class ServiceSupervisor(Supervisor):
         """Wait for the turn and give the addresses. Raise ServiceError when the turn is lost."""
         await self._turn.until_mine()
         runtime = self._config.config.runtime
+        if (left_url := await self._turn.left_url()) is not None:
+            self._turn.take(runtime.nats_url, runtime.etcd_endpoints, left_url)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WORKERS_WITHIN_S):
+                    await self._until_answers("/health")
         self._turn.take(runtime.nats_url, runtime.etcd_endpoints, self._http_url())
         self._report.done(f"serving at {self._http_url()}")
         if self._deployment.has_planner:
@@ -82,9 +90,24 @@ class ServiceSupervisor(Supervisor):
         raise ServiceError(f"job {other.job_id} has taken over: it serves at {other.http_url}")
 
     async def _shutdown(self) -> None:
-        if self._num_signals:
-            self._turn.hand_over()
+        if self._num_signals and self._turn.hand_over():
+            with contextlib.suppress(TimeoutError):
+                await self._until_another_serves()
         await super()._shutdown()
+
+    async def _until_another_serves(self) -> None:
+        """Let a job that stands by have the workers; this one's frontend answers meanwhile.
+
+        It knows its workers, and they it, without services. Raise TimeoutError where no job comes.
+        """
+        if not read_deployment(self._deployment.path).has_standby:
+            return
+        async with asyncio.timeout(TAKEN_WITHIN_S):
+            await self._turn.until_lost()
+        for server in reversed(self._servers):  # now workers look for those of the other job
+            await server.stop()
+        async with asyncio.timeout(WORKERS_WITHIN_S):
+            await self._turn.until_answered_elsewhere(self._http_url())
 
 
 def run_service(folder: Path) -> int:

@@ -22,7 +22,7 @@ class Services(msgspec.Struct, frozen=True):
 
     nats_url: str
     etcd_endpoints: str
-    http_url: str
+    http_url: str  # for a moment still that of the job that left
     job_id: str  # empty once the job leaves
 
 
@@ -47,6 +47,13 @@ class Turn:
                 return
             await asyncio.sleep(POLL_S)
 
+    async def left_url(self) -> str | None:
+        """Return the address of the frontend whose job gave the turn away, while it answers."""
+        now = self.now()
+        if now is None or now.job_id or await _patience_s(now.http_url) != math.inf:
+            return None
+        return now.http_url
+
     def take(self, nats_url: str, etcd_endpoints: str, http_url: str) -> None:
         """Let every process of the deployment come to these addresses."""
         self._write(Services(nats_url, etcd_endpoints, http_url, self._job_id))
@@ -57,10 +64,17 @@ class Turn:
             await asyncio.sleep(POLL_S)
         return now
 
-    def hand_over(self) -> None:
-        """Give another job the turn at once, if this one has it."""
-        if (now := self.now()) is not None and now.job_id == self._job_id:
-            self._write(msgspec.structs.replace(now, job_id=""))
+    def hand_over(self) -> bool:
+        """Give another job the turn at once; return False if this one does not have it."""
+        if (now := self.now()) is None or now.job_id != self._job_id:
+            return False
+        self._write(msgspec.structs.replace(now, job_id=""))
+        return True
+
+    async def until_answered_elsewhere(self, http_url: str) -> None:
+        """Return once clients find another address than this one."""
+        while (now := self.now()) is not None and now.http_url == http_url:
+            await asyncio.sleep(POLL_S)
 
     def _write(self, services: Services) -> None:
         write_private(self._path, msgspec.json.encode(services).decode())

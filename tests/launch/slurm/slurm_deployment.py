@@ -72,6 +72,10 @@ class Tandem:
         lines = self.slurm.run("squeue", "-h", "-r", "-t", "R", "-n", name, "-o", "%i %N")
         return dict(line.split() for line in lines.splitlines())
 
+    def service_jobs(self) -> set[str]:
+        """The service jobs that run."""
+        return {*self.jobs("tandem"), *self.jobs("tandem-standby")}
+
     def is_ready(self, job: str, num_requeues: int) -> bool:
         """True when a service job has begun so often anew, and its services run."""
         log = (self.state / "logs" / "service.log").read_text()
@@ -141,4 +145,4 @@ def deployed(slurm: SlurmCluster, folder: Path, *words: str) -> Iterator[Tandem]
     print(f"up {' '.join(words)}: {tandem.up_s:.1f} s")
     yield tandem
     assert "cancelled" not in tandem.run("down").stderr
-    assert tandem.jobs() == tandem.jobs("tandem") == {}
+    assert not tandem.jobs() and not tandem.service_jobs()

@@ -43,12 +43,17 @@ async def test_scaling_up_and_a_roll_of_four_and_scaling_down_fail_no_request(
         await tandem.command("scale", "4")
         assert "\n4 of 4 workers serve" in (await tandem.command("status")).stdout
     record.judge("scale 2, 4")
-    before = tandem.jobs()
+    before, services = tandem.jobs(), tandem.services()
+    (standby,) = tandem.service_jobs() - {services["job_id"]}
+    await eventually(lambda: tandem.is_ready(standby, 0))
     async with load.running() as record:
         await tandem.command("roll")
         await eventually(lambda: record.num_right >= 600, timeout_s=120)
     assert len(tandem.jobs()) == 4 and not before.keys() & tandem.jobs().keys()
-    record.judge("roll of 4 workers")
+    assert tandem.services()["job_id"] == standby
+    assert not tandem.services().items() & services.items(), "each has another address"
+    assert len(tandem.service_jobs() - {services["job_id"]}) == 2, "one serves, one stands by"
+    record.judge("roll of the services and 4 workers")
     assert record.num_remote > 0
     async with load.running() as record:
         await tandem.command("scale", "2")
@@ -68,15 +73,25 @@ async def test_a_planner_scales_between_its_bounds_and_fails_no_request(
     record.judge("planner 2, 3, 2")
 
 
-async def test_at_its_time_limit_a_worker_leaves_and_another_comes(
+async def test_at_their_time_limit_a_worker_and_the_services_leave_and_others_come(
     tandem: Tandem, load: StreamLoad
 ) -> None:
-    elder = next(iter(tandem.jobs()))
+    elder, service = next(iter(tandem.jobs())), tandem.services()["job_id"]
+    (standby,) = tandem.service_jobs() - {service}
+    await eventually(lambda: tandem.is_ready(standby, 0))
     async with load.running() as record:
         tandem.slurm.shorten(elder)
-        await eventually(lambda: elder not in tandem.jobs(), timeout_s=150, pause_s=0.5)
-        await eventually(lambda: len(tandem.jobs()) == 2, pause_s=0.5)
-    record.judge("time limit")
+        tandem.slurm.shorten(service)
+        ended = {elder, service}
+        await eventually(
+            lambda: not ended & {*tandem.jobs(), *tandem.service_jobs()},
+            timeout_s=150,
+            pause_s=0.5,
+        )
+        await eventually(lambda: len(tandem.jobs()) == len(tandem.service_jobs()) == 2, pause_s=0.5)
+        await tandem.until_serving(2)
+    assert tandem.services()["job_id"] == standby
+    record.judge("time limits")
     assert "TIME LIMIT" not in tandem.worker_logs()  # none was ended by Slurm
 
 
@@ -128,8 +143,7 @@ async def test_a_standby_takes_over_when_the_host_of_the_services_dies(
 ) -> None:
     num_workers = len(tandem.jobs())
     first = tandem.services()["job_id"]
-    jobs = tandem.jobs("tandem").keys() | tandem.jobs("tandem-standby").keys()
-    (second,) = jobs - {first}
+    (second,) = tandem.service_jobs() - {first}
     await eventually(lambda: tandem.is_ready(second, 0))
     victim = tandem.host_of_services()
     async with load.running() as record:

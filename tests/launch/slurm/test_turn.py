@@ -19,13 +19,37 @@ async def test_a_job_serves_at_once_unless_another_does(tmp_path: Path) -> None:
         one.take("nats://a", "http://a", "http://a:1")
         assert path.stat().st_mode & 0o077 == 0
         await one.until_mine()  # its own process came back
-        other.hand_over()  # which it does not have
+        assert not other.hand_over()  # it does not have it
         assert (now := one.now()) is not None and now.job_id == "1"
-        one.hand_over()
+        assert one.hand_over()
         await other.until_mine()
+        assert await other.left_url() is None  # nothing answers there
     other.take("nats://b", "http://b", "http://b:1")
     async with asyncio.timeout(PATIENCE_S):
         assert await one.until_lost() == other.now()
+
+
+async def test_clients_keep_the_address_of_a_job_that_leaves_until_the_next_one_gives_its_own(
+    tmp_path: Path,
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    one, other = Turn(tmp_path / "services.json", "1"), Turn(tmp_path / "services.json", "2")
+    async with await asyncio.start_server(answer, "127.0.0.1", port), asyncio.timeout(PATIENCE_S):
+        one.take("nats://a", "http://a", url)
+        assert await other.left_url() is None  # it has not left
+        moved = asyncio.create_task(one.until_answered_elsewhere(url))
+        assert one.hand_over() and await other.left_url() == url
+        other.take("nats://b", "http://b", url)
+        assert (await one.until_lost()).nats_url == "nats://b"
+        assert not moved.done()
+        other.take("nats://b", "http://b", "http://b:1")
+        await moved
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
