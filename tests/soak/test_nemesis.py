@@ -18,7 +18,7 @@ SHORT = Plan(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "plan",
     [replace(SHORT, both=True), replace(SHORT, tp=4)],
