@@ -18,6 +18,7 @@ from tandem.router.predict import (
     Prediction,
     predict,
 )
+from tandem.runtime.wire.bounds import MAX_COUNT
 from tandem.runtime.wire.messages import PrefillPlace, Targets
 
 MIN_GAIN = 0.1  # of the local cost: a remote prefill moves KV, which is work of its own
@@ -123,6 +124,17 @@ def with_targets(config: DisaggConfig, targets: Targets | None) -> DisaggConfig:
         return config
     given = {"ttft_target_ms": targets.ttft_ms, "itl_target_ms": targets.itl_ms}
     return config.model_copy(update={name: ms for name, ms in given.items() if ms is not None})
+
+
+def longest_local(config: DisaggConfig) -> int:
+    """Return the tokens of the longest prompt that is computed here whatever the load."""
+    if config.policy is Policy.ALWAYS_LOCAL:
+        return MAX_COUNT
+    if config.policy is Policy.ALWAYS_REMOTE:
+        return 0
+    if config.policy is Policy.ADAPTIVE and _has_targets(config):
+        return 0
+    return config.max_local_prefill_length
 
 
 def _after(config: DisaggConfig, waited_ms: float) -> DisaggConfig:

@@ -8,6 +8,7 @@ from functools import partial
 
 from tandem.decode.admission import (
     decide,
+    longest_local,
     with_targets,
     without_room,
 )
@@ -226,7 +227,7 @@ class DecodeRole:
         """
         seq, config = active.seq, self.thresholds.current
         is_queued = seq.on_room is not None
-        engine.aim(config.itl_target_ms, config.ttft_target_ms)
+        engine.aim(config.itl_target_ms, config.ttft_target_ms, longest_local(config))
         num_cached = engine.prefix_hit(seq)
         num_uncached = seq.num_tokens - num_cached
         num_following = sum(list(self._unplaced.values()))

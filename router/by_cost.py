@@ -43,6 +43,7 @@ class ByCost:
     def __init__(self, known: Known) -> None:
         self._config, self._index, self._loads = known.config, known.index, known.loads
         self._known = known
+        self._num_held = 0  # workers with answers, as of the last choice
 
     def heeds_prefix(self, candidates: list[str]) -> bool:
         if len(candidates) == 1 or self._config.overlap_weight == 0:
@@ -181,14 +182,9 @@ class ByCost:
         load = self._loads.add(candidates[int(is_shared.argmax())])
         if load.costs is None:
             return None
-        num_held = num_holding(
-            load.costs,
-            load.max_context,
-            load.num_rows,
-            *total.rates_at(self._known.clock()),
-            total.num_workers,
-            total.num_answers,
-            total.context,
+        demand = total.demand_at(self._known.clock())
+        self._num_held = num_held = num_holding(
+            load.costs, load.max_context, load.num_rows, demand, self._num_held
         )
         if num_held >= total.num_workers:
             return None

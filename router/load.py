@@ -5,10 +5,21 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from tandem.router.predict import PLANNED_SHARE, Pace, PlaceLoad, decode_step_s, nominal_s
+from tandem.router.predict import (
+    PLANNED_SHARE,
+    Demand,
+    Pace,
+    PlaceLoad,
+    decode_step_s,
+    nominal_s,
+)
 from tandem.runtime.wire.cluster_messages import LoadReport, StepCosts, positions_of
 
 RATE_S = 10.0  # in which the rate of prompts forgets most of what was before
+# Seconds of computing prompts, a second: of those that may be computed elsewhere, of the same had
+# none a cached prefix, and of the others.
+Rates = tuple[float, float, float]
+NO_RATES: Rates = (0.0, 0.0, 0.0)
 
 
 class Shared(Struct, gc=False):
@@ -17,18 +28,20 @@ class Shared(Struct, gc=False):
     num_workers: int = 0
     num_answers: int = 0
     context: float = 0.0  # tokens of all answers
-    rate: float = 0.0  # seconds of computing prompts, a second, at `rated_at_s`
-    whole_rate: float = 0.0  # the same, had none a cached prefix
+    rates: Rates = NO_RATES  # at `rated_at_s`
     rated_at_s: float = 0.0
 
-    def rates_at(self, now_s: float) -> tuple[float, float]:
-        """Return both rates as of `now_s`, if no prompt comes until then."""
-        if not self.whole_rate:
-            return 0.0, 0.0
-        if now_s == self.rated_at_s:
-            return self.rate, self.whole_rate
+    def rates_at(self, now_s: float) -> Rates:
+        """Return the rates as of `now_s`, if no prompt comes until then."""
+        if self.rates == NO_RATES or now_s == self.rated_at_s:
+            return self.rates
         left = math.exp((self.rated_at_s - now_s) / RATE_S)
-        return self.rate * left, self.whole_rate * left
+        away, whole, local = self.rates
+        return away * left, whole * left, local * left
+
+    def demand_at(self, now_s: float) -> Demand:
+        """Return what these workers have to do as of `now_s`."""
+        return Demand(self.num_workers, self.num_answers, self.context, *self.rates_at(now_s))
 
     def replace(self, before: "Shared", after: "Shared") -> None:
         """Count some workers as they are now, in place of how they were."""
@@ -37,14 +50,12 @@ class Shared(Struct, gc=False):
         self.num_workers += after.num_workers - before.num_workers
         self.num_answers += after.num_answers - before.num_answers
         self.context += after.context - before.context
-        if (after.whole_rate, after.rated_at_s) == (before.whole_rate, before.rated_at_s):
+        if (after.rates, after.rated_at_s) == (before.rates, before.rated_at_s):
             return  # no prompt has come in between
         at_s = max(self.rated_at_s, after.rated_at_s)
-        rate, whole_rate = self.rates_at(at_s)
-        new_rate, new_whole_rate = after.rates_at(at_s)
-        old_rate, old_whole_rate = before.rates_at(at_s)
-        self.rate = max(0.0, rate + new_rate - old_rate)
-        self.whole_rate = max(0.0, whole_rate + new_whole_rate - old_whole_rate)
+        rates = zip(self.rates_at(at_s), after.rates_at(at_s), before.rates_at(at_s), strict=True)
+        away, whole, local = (max(0.0, rate + new - old) for rate, new, old in rates)
+        self.rates = away, whole, local
         self.rated_at_s = at_s
 
 
@@ -135,7 +146,7 @@ class InstanceLoad:
         num_decodes = self.num_decodes
         context = num_decodes * self.context
         rated = self.rated
-        return Shared(1, num_decodes, context, rated.rate, rated.whole_rate, rated.rated_at_s)
+        return Shared(1, num_decodes, context, rated.rates, rated.rated_at_s)
 
     @property
     def max_context(self) -> int:
@@ -181,15 +192,15 @@ class InstanceLoad:
         if self.costs is None or not self.takes_tickets:
             return
         _, per_token_s, per_position_s = self.costs.prompt_s
-        rate, whole_rate = self.rated.rates_at(now_s)
+        away, whole, local = self.rated.rates_at(now_s)
         num_all = num_cached + num_tokens
         compute_s = num_tokens * per_token_s + positions_of(num_tokens, num_cached) * per_position_s
         whole_s = num_all * per_token_s + positions_of(num_all) * per_position_s
-        self.rated = Shared(
-            rate=rate + compute_s / RATE_S,
-            whole_rate=whole_rate + whole_s / RATE_S,
-            rated_at_s=now_s,
-        )
+        if num_tokens <= self.costs.longest_local:
+            local += compute_s / RATE_S
+        else:
+            away, whole = away + compute_s / RATE_S, whole + whole_s / RATE_S
+        self.rated = Shared(rates=(away, whole, local), rated_at_s=now_s)
 
     @property
     def num_decodes(self) -> int:

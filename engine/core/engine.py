@@ -246,9 +246,18 @@ class Engine:
         scheduler = self.scheduler
         return fail(scheduler, [*scheduler.running.values(), *scheduler.waiting.values()], error)
 
-    def aim(self, itl_target_ms: float | None, ttft_target_ms: float | None = None) -> None:
-        """Keep steps with decodes under `itl_target_ms`, and report both targets with the costs."""
-        self.scheduler.step_cost.aim(self._longest_step_s, itl_target_ms, ttft_target_ms)
+    def aim(
+        self,
+        itl_target_ms: float | None,
+        ttft_target_ms: float | None = None,
+        longest_local: int = 0,
+    ) -> None:
+        """Keep steps with decodes under `itl_target_ms`, and report all three with the costs.
+
+        `longest_local` has the tokens of a prompt that is never computed elsewhere.
+        """
+        cost, longest_s = self.scheduler.step_cost, self._longest_step_s
+        cost.aim(longest_s, itl_target_ms, ttft_target_ms, longest_local)
 
     def load(self) -> LoadStats:
         """Return the load at this moment."""

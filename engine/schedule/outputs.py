@@ -174,4 +174,5 @@ def _step_costs(scheduler: Scheduler) -> StepCosts | None:
         cost.hidden_share,
         cost.floor_s,
         cost.tile_tokens,
+        cost.longest_local,
     )

@@ -132,7 +132,9 @@ class StepCost:
         self.floor_s = 0.0  # of a step with prompts; 0: not known, or there is none
         self.is_guessed = has_floor  # no prompt's step was longer than the floor so far
         self.has_target = False  # `max_step_s` is no longer than a target of the config
-        self.ttft_target_s: float | None = None  # of the config, for those who choose a worker
+        # Of the config, for those who choose a worker:
+        self.ttft_target_s: float | None = None
+        self.longest_local = 0  # tokens of a prompt that is never computed elsewhere
         self._decodes = LinearCost(3, max_step_s)
         self._prompts = LinearCost(3, max_step_s)
         self.hidden_share = 0.0  # of the smaller part of a step with both, from 0 to 1
@@ -154,7 +156,11 @@ class StepCost:
         return cost
 
     def aim(
-        self, max_step_s: float, itl_target_ms: float | None, ttft_target_ms: float | None
+        self,
+        max_step_s: float,
+        itl_target_ms: float | None,
+        ttft_target_ms: float | None,
+        longest_local: int = 0,
     ) -> None:
         """Set the longest step, no longer than the target of the time between tokens if given."""
         self.has_target = itl_target_ms is not None
@@ -162,6 +168,7 @@ class StepCost:
         if itl_target_ms is not None:
             self.max_step_s = min(max_step_s, itl_target_ms / 1e3)
         self.ttft_target_s = None if ttft_target_ms is None else ttft_target_ms / 1e3
+        self.longest_local = longest_local
 
     def observe(self, chunks: "list[Chunk]", seconds: float) -> None:
         """Learn that a step of `chunks` took the device `seconds`."""

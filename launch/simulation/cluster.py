@@ -271,7 +271,7 @@ class VirtualCluster:
         worker = VirtualWorker(
             name, role, setup.figures, setup.handoff.first_guess(role), self._clock, self._on_token
         )
-        worker.aim(self._config.itl_target_ms, self._config.ttft_target_ms)
+        worker.aim(self._config)
         if setup.device is not None:
             worker.emulate(setup.device)
         return worker

@@ -10,6 +10,8 @@ from typing import Annotated
 import msgspec
 
 from tandem.bench.client.record import RequestRecord
+from tandem.decode.admission import longest_local
+from tandem.decode.config import DisaggConfig
 from tandem.decode.decision import Decision
 from tandem.decode.transfer_cost import BYTES_PER_S, TransferCost
 from tandem.emulation.profile import Profile
@@ -198,9 +200,14 @@ class VirtualWorker:
                 self._index.apply(KvEvent(self.name, EPOCH, self._num_events, stored, gone))
         self._stored.clear()
 
-    def aim(self, itl_target_ms: float | None, ttft_target_ms: float | None) -> None:
-        """Keep steps with decodes under `itl_target_ms`, as an engine does."""
-        self.scheduler.step_cost.aim(self._costs.max_step_s, itl_target_ms, ttft_target_ms)
+    def aim(self, config: DisaggConfig) -> None:
+        """Keep steps with decodes under the target, as an engine does."""
+        self.scheduler.step_cost.aim(
+            self._costs.max_step_s,
+            config.itl_target_ms,
+            config.ttft_target_ms,
+            longest_local(config),
+        )
 
     def emulate(self, device: Profile) -> None:
         """Let steps take the time of `device`; the worker learns their costs, as an engine does."""

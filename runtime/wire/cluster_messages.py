@@ -150,6 +150,7 @@ class StepCosts(Message, frozen=True, tag=False):
     tile_tokens: _Tokens = (
         1  # the tokens of a step with prompts cost as many as a multiple of these
     )
+    longest_local: Count = 0  # tokens of a prompt that is never computed elsewhere, by the config
 
 
 class LoadReport(Message, frozen=True):

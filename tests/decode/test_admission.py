@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from tandem.decode.admission import (
     given_up,
     gives_way,
     leaves_tickets,
+    longest_local,
     may_wait_s,
     num_missed,
     with_targets,
@@ -25,6 +27,7 @@ from tandem.decode.decision import Decision, PlacementCause
 from tandem.decode.transfer_cost import TransferCost
 from tandem.queue.limits import MAX_DEADLINE_MS
 from tandem.router.predict import SHARE_TRIED, SURE_SHARE, PlaceLoad, Prediction, predict
+from tandem.runtime.wire.bounds import MAX_COUNT
 from tandem.runtime.wire.cluster_messages import StepCosts
 from tandem.runtime.wire.messages import PrefillPlace, Targets
 
@@ -457,3 +460,25 @@ def test_every_cause_has_a_sentence_and_is_explained_to_users() -> None:
         assert decision.reason and "{" not in decision.reason
         assert f"| `{cause}` |" in table
         assert f"\n  {cause}: " in page
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"policy": Policy.ALWAYS_LOCAL}, MAX_COUNT),
+        ({"policy": Policy.ALWAYS_REMOTE}, 0),
+        ({"policy": Policy.THRESHOLD, "itl_target_ms": 20.0}, 100),
+        ({"policy": Policy.ADAPTIVE}, 100),
+        ({"policy": Policy.ADAPTIVE, "itl_target_ms": 20.0}, 0),
+        ({"policy": Policy.ADAPTIVE, "ttft_target_ms": 2000.0}, 0),
+    ],
+)
+def test_frontends_hear_which_prompts_are_never_computed_elsewhere(
+    changes: dict[str, Any], expected: int
+) -> None:
+    config = THRESHOLD.model_copy(update=changes)
+    assert longest_local(config) == expected
+    there = side(here=place(num_decodes=100), others=[place()])  # by far the better place
+    assert decide(config, min(expected, 10**6), there).place == "local" or not expected
+    if expected < MAX_COUNT:
+        assert decide(config, expected + 500, there).place == "remote"

@@ -452,16 +452,23 @@ def taking(name: str, num_decodes: int = 0, **fields: object) -> LoadReport:
 
 
 def test_answers_stand_together_where_each_gets_its_tokens_sooner_than_among_prompts() -> None:
-    busy = pressed(taking("a", 9), taking("b"), num_prompts=14)  # 0.9 s of prompts a second
+    busy = pressed(taking("a", 19), taking("b"), num_prompts=8)  # 0.5 s of prompts a second
     assert busy.choose(["a", "b"], [], 10).instance_id == "a"
-    calm = pressed(taking("a", 9), taking("b"), num_prompts=2)
+    few = pressed(taking("a", 9), taking("b"), num_prompts=14)  # 0.9 s: they wait for one another
+    assert few.choose(["a", "b"], [], 10).instance_id == "b"
+    calm = pressed(taking("a", 19), taking("b"), num_prompts=1)
     assert calm.choose(["a", "b"], [], 10).instance_id == "b"
-    alone = pressed(taking("a", 9), taking("b"), num_prompts=30)  # 1.9 s: one has no time for them
+    alone = pressed(taking("a", 19), taking("b"), num_prompts=30)  # one has no time for 1.9 s
     assert alone.choose(["a", "b"], [], 10).instance_id == "b"
     room = {"num_blocks": 4000, "num_free_blocks": 3000}
     # 27 ms a step, where a mix takes 18 ms / 0.55
     many = pressed(taking("a", 90, **room), taking("b", 80, **room), num_prompts=14)
     assert many.choose(["a", "b"], [], 10).instance_id == "a"
+    local = msgspec.structs.replace(PLAIN, longest_local=400 * BLOCK_SIZE)
+    reports = [
+        msgspec.structs.replace(taking(*each), costs=local) for each in (("a", 19), ("b", 0))
+    ]
+    assert pressed(*reports, num_prompts=8).choose(["a", "b"], [], 10).instance_id == "b"
     slow = msgspec.structs.replace(PLAIN, decode_s=(0.001, 0.001, 0.0))  # as on a CPU
     reports = [msgspec.structs.replace(taking(*each), costs=slow) for each in (("a", 9), ("b", 8))]
     assert pressed(*reports, num_prompts=14).choose(["a", "b"], [], 10).instance_id == "b"

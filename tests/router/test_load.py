@@ -5,7 +5,7 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from tandem.router.load import RATE_S, InstanceLoad, Shared
+from tandem.router.load import NO_RATES, RATE_S, InstanceLoad, Shared
 from tandem.router.load_table import LoadTable
 from tandem.runtime.wire.cluster_messages import LoadReport, StepCosts
 
@@ -83,17 +83,23 @@ def test_the_positions_of_prompts_that_wait_count_once() -> None:
 
 
 def test_the_rate_of_prompts_fades_and_counts_what_is_not_cached() -> None:
-    load = reported()
+    load = reported(replace(REPORT, costs=replace(COSTS, longest_local=999)))
     load.rate_prompt(1000, 500, now_s=7.0)
+    load.rate_prompt(999, 500, now_s=7.0)
     computed_s, whole_s = 1000 * (1e-4 + 1e-9 * 1000), 1500 * (1e-4 + 1e-9 * 750)
-    expected = (computed_s / RATE_S, whole_s / RATE_S)
+    local_s = 999 * (1e-4 + 1e-9 * 999.5)
+    expected = (computed_s / RATE_S, whole_s / RATE_S, local_s / RATE_S)
     assert load.rated.rates_at(7.0) == pytest.approx(expected)
     later = [rate / math.e for rate in expected]
     assert load.rated.rates_at(7.0 + RATE_S) == pytest.approx(later)
     load.rate_prompt(1000, 500, now_s=7.0 + RATE_S)
+    load.rate_prompt(999, 500, now_s=7.0 + RATE_S)
     both = [rate * (1 + 1 / math.e) for rate in expected]
     assert load.rated.rates_at(7.0 + RATE_S) == pytest.approx(both)
-    assert Shared().rates_at(1e6) == (0.0, 0.0)
+    assert Shared().rates_at(1e6) == NO_RATES
+    local = reported(replace(REPORT, costs=replace(COSTS, longest_local=9)))
+    local.rate_prompt(9, 0, now_s=1.0)
+    assert local.rated.rates_at(1.0) == (0.0, 0.0, pytest.approx(9 * (1e-4 + 4.5e-9) / RATE_S))
 
 
 @pytest.mark.parametrize("changes", [{"role": "decode"}, {"costs": None}])

@@ -522,6 +522,7 @@ def test_a_target_shortens_the_longest_step() -> None:
         (90.0, None, 0.05),
         (None, 5.0, 0.05),
     ):
-        cost.aim(LIMIT_S, given_ms, ttft_ms)
+        cost.aim(LIMIT_S, given_ms, ttft_ms, longest_local=7)
         assert (cost.max_step_s, cost.has_target) == (longest_s, given_ms is not None)
+        assert cost.longest_local == 7
         assert cost.ttft_target_s == (None if ttft_ms is None else ttft_ms / 1e3)
