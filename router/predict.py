@@ -289,8 +289,8 @@ def num_holding(
     by_time = (_step_of(costs, demand, 1) - constant_s) / max(longest_s - constant_s, _TINY_S)
     by_room = _filling(demand, max_context, max_num_seqs) / FILLED_SHARE
     num_held = min(max(1, math.ceil(max(by_time, by_room))), num_workers)
-    packed = num_workers - num_held
-    packed += num_held * share_left(costs, _step_of(costs, demand, num_held))
+    held_left = share_left(costs, _step_of(costs, demand, num_held))
+    packed = num_workers - num_held + num_held * held_left
     needed = SURE_GAIN * num_workers * left * demand.whole_rate / demand.away_rate
     return num_held if packed > needed else num_workers
 
@@ -336,8 +336,8 @@ def _waits(num_workers: int, rate: float, busy: float) -> float:
     if rate <= 0.0:
         return 0.0
     used = min(busy / num_workers, 1.0)
-    exponent = math.sqrt(2 * (num_workers + 1)) - 1
-    return rate * used**exponent / (num_workers * max(LEAST_FREE_OF_QUEUE, 1.0 - used))
+    grown = math.pow(used, math.sqrt(2 * (num_workers + 1)) - 1)
+    return rate * grown / (num_workers * max(LEAST_FREE_OF_QUEUE, 1.0 - used))
 
 
 def _filling(demand: Demand, max_context: float, max_num_seqs: int) -> float:

@@ -1,9 +1,10 @@
-"""The loads of simulated comparisons, at any rate: corners of lengths, and traces."""
+"""The loads of simulated comparisons at any rate, and the search for the highest that is kept."""
 
 import itertools
+import math
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,9 @@ from tandem.runtime.errors import ConfigError
 Arrivals = list[tuple[PlannedRequest, float]]  # a request, and the seconds after the start
 
 PHASE_S = 10.0  # of a load that swings
+STEP = 1.02  # rates are its powers
+FIRST_LEAP = 4  # steps, doubled until a rate is kept and a higher one is not
+LEAST_SHARE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,3 +114,31 @@ def _spread(times: Sequence[float]) -> list[float]:
         spread.append(at_s + gap_s * seen[at_s] / counts[at_s])
         seen[at_s] += 1
     return spread
+
+
+def highest_rate(keeps: Callable[[float], bool], guess: float) -> float:
+    """Return the highest rate that `keeps`, to 2 %; 0 if it is below LEAST_SHARE of the guess.
+
+    `keeps` should be True up to a rate and False above it. Guesses near it save calls.
+    """
+    found: dict[int, bool] = {}
+
+    def kept(at: int) -> bool:
+        if at not in found:
+            found[at] = keeps(STEP**at)
+        return found[at]
+
+    first, leap = round(math.log(guess, STEP)), FIRST_LEAP
+    low = high = first
+    if kept(first):
+        while kept(high := low + leap):
+            low, leap = high, 2 * leap
+    else:
+        while not kept(low := high - leap):
+            high, leap = low, 2 * leap
+            if STEP**low < LEAST_SHARE * guess:
+                return 0.0
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if kept(middle) else (low, middle)
+    return STEP**low

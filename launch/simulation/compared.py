@@ -22,13 +22,13 @@ from tandem.bench.load.places import share_remote
 from tandem.bench.report.console import say
 from tandem.bench.report.document import document, utc_now, write_document
 from tandem.bench.report.options import option, parse
+from tandem.decode.config import DisaggConfig
 from tandem.emulation.profile import load_profile
-from tandem.launch.simulation.arrivals import CORNERS, Arrivals, corner, of_trace
+from tandem.launch.simulation.arrivals import CORNERS, Arrivals, corner, highest_rate, of_trace
 from tandem.launch.simulation.cluster import VirtualCluster
-from tandem.launch.simulation.emulated import setup_of_profile
+from tandem.launch.simulation.emulated import both_targets, disagg_of, setup_of_profile
 from tandem.launch.simulation.layout import Layout, layouts_of
 from tandem.launch.simulation.load import PlannedRequest
-from tandem.launch.simulation.rates import both_targets, disagg_of, highest_rate
 from tandem.runtime.errors import ConfigError, TandemError
 
 MODULE = "tandem.launch.simulation.compared"
@@ -106,10 +106,11 @@ class Found:
 class Comparison:
     """The contenders under one load."""
 
-    def __init__(self, options: Options, load: str) -> None:
+    def __init__(self, options: Options, load: str, disagg: DisaggConfig | None = None) -> None:
+        """`disagg` is the config of the workers; None: with the targets of the options."""
         self._options, self._load = options, load
         self._profile = load_profile(options.emulate)
-        setup = setup_of_profile(self._profile, disagg_of(options.slos))
+        setup = setup_of_profile(self._profile, disagg or disagg_of(options.slos))
         figures = msgspec.structs.replace(setup.figures, max_num_seqs=options.max_num_seqs)
         self._setup = dataclasses.replace(setup, figures=figures)
         self._layouts = contenders(options)
@@ -181,12 +182,14 @@ class Comparison:
             return request.num_input_tokens
         return request.num_prompt_tokens
 
-    def _latencies(self, name: str, seed: int, rate: float) -> Latencies:
-        cluster = self._cluster(name, seed)
-        outcome = cluster.replay(self.arrivals(rate, seed))
+    def records(self, name: str, seed: int, rate: float) -> list[RequestRecord]:
+        """Return the requests of a contender's run, without those of the warm-up."""
+        outcome = self._cluster(name, seed).replay(self.arrivals(rate, seed))
         from_s = WARM_UP_SHARE * self._options.seconds
-        counted = [each for each in outcome.records if each.scheduled_s >= from_s]
-        return _latencies_of(summarize(counted, self._options.slos), rate)
+        return [each for each in outcome.records if each.scheduled_s >= from_s]
+
+    def _latencies(self, name: str, seed: int, rate: float) -> Latencies:
+        return _latencies_of(summarize(self.records(name, seed, rate), self._options.slos), rate)
 
 
 def _latencies_of(summary: Summary, rate: float) -> Latencies:

@@ -1,5 +1,8 @@
 """The figures of a simulated worker whose steps take the time of an emulated device."""
 
+from collections.abc import Mapping
+
+from tandem.bench.load.metrics import parse_slos
 from tandem.decode.config import DisaggConfig
 from tandem.emulation.pool import NUM_LAYERS
 from tandem.emulation.profile import Profile
@@ -16,6 +19,7 @@ from tandem.launch.simulation.cluster import Setup
 from tandem.launch.simulation.worker import HandoffTime, WorkerFigures
 from tandem.prefill.config import PrefillConfig
 from tandem.router.config import RouterConfig
+from tandem.runtime.errors import ConfigError
 from tandem.runtime.wire.cluster_messages import StepCosts
 
 HANDOFF_S = 0.003  # messages and checks, beside the link's time
@@ -67,3 +71,16 @@ def handoff_time_of(profile: Profile) -> HandoffTime:
     per_token_s = profile.kv_bytes_per_token / profile.link_bytes_per_s
     fixed_s = HANDOFF_S + profile.link_latency_s
     return HandoffTime(fixed_s, per_token_s, profile.kv_bytes_per_token, NUM_LAYERS)
+
+
+def disagg_of(slos: Mapping[str, float]) -> DisaggConfig:
+    """Return the config of workers that have limits in ms as their targets."""
+    return DisaggConfig(ttft_target_ms=slos["ttft"], itl_target_ms=slos["tpot"])
+
+
+def both_targets(text: str) -> dict[str, float]:
+    """Return the limits in ms of `ttft` and `tpot`. Raises ConfigError without either."""
+    slos = parse_slos([text])
+    if set(slos) != {"ttft", "tpot"}:
+        raise ConfigError("--targets: a ttft and a tpot, as ttft:1000 tpot:20")
+    return slos

@@ -17,9 +17,9 @@ from tandem.config.planner import PlannerConfig
 from tandem.launch.planner.planner import Change, Planner
 from tandem.launch.simulation.arrivals import Arrivals, of_trace
 from tandem.launch.simulation.cluster import Setup, VirtualCluster
+from tandem.launch.simulation.emulated import both_targets, disagg_of
 from tandem.launch.simulation.layout import Layout, layouts_of
 from tandem.launch.simulation.load import PlannedRequest
-from tandem.launch.simulation.rates import both_targets, disagg_of
 from tandem.launch.simulation.worker import HandoffTime, WorkerFigures
 from tandem.prefill.config import PrefillConfig
 from tandem.router.config import RouterConfig

@@ -28,10 +28,9 @@ from tandem.emulation.profile import load_profile
 from tandem.launch.simulation.arrivals import CORNERS, corner
 from tandem.launch.simulation.cluster import VirtualCluster
 from tandem.launch.simulation.compared import WARM_UP_SHARE
-from tandem.launch.simulation.emulated import setup_of_profile
+from tandem.launch.simulation.emulated import both_targets, disagg_of, setup_of_profile
 from tandem.launch.simulation.layout import Layout, layouts_of
 from tandem.launch.simulation.load import PlannedLoad
-from tandem.launch.simulation.rates import both_targets, disagg_of
 from tandem.runtime.errors import ConfigError, ServiceError, TandemError
 
 MODULE = "tools.emulation.agreement"

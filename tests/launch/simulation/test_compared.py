@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem.launch.simulation.arrivals import PHASE_S, corner, of_trace
+from tandem.launch.simulation.arrivals import PHASE_S, corner, highest_rate, of_trace
 from tandem.launch.simulation.compared import main
-from tandem.launch.simulation.rates import highest_rate
 from tandem.runtime.errors import ConfigError
 from tests.launch.simulation.setups import write_trace
 

@@ -1,0 +1,26 @@
+"""Latencies of layouts at given rates without targets: what users meet who set none."""
+
+import pytest
+
+from tandem.launch.simulation.timed import TITLES, main
+
+
+def test_without_targets_the_default_s_answers_come_sooner_than_unsplit_beside_long_prompts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = ["--load", "mix", "--rate", "50", "--seconds", "20", "--seeds", "1"]
+    assert main([*given, "--contender", "unsplit", "default"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    titles, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines)
+    assert titles == list(TITLES)
+    named = {row[2]: row for row in rows}
+    assert list(named) == ["unsplit", "default"]
+    answers_s = {name: float(row[3]) for name, row in named.items()}
+    assert answers_s["default"] < 0.95 * answers_s["unsplit"]
+    assert named["unsplit"][-1] == "0%" and named["default"][-1] != "0%"
+
+
+def test_it_needs_a_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--load", "mix"])
+    assert "--rate" in capsys.readouterr().err
