@@ -31,6 +31,7 @@ LEAST_SHARE = 0.05  # of a worker's time, that prompts take for answers to stand
 BUSY_SHARE = 0.95  # of the time of workers without answers, that prompts take there
 LEAST_FREE = 0.05  # of a worker's time for answers, beside whatever prompts
 LEAST_FREE_OF_QUEUE = 0.2  # of the workers' time, where the wait of prompts is reckoned
+MAX_STEPS = 16  # from all workers with answers to none, in which the best number is looked for
 CHANGE_GAIN = 1.03  # times as few that wait, for another number of workers with answers
 SURE_GAIN = 1.08  # times the time for prompts, that few workers with answers must leave
 PRESSING_SHARE = 0.3  # of the time that answers on all workers leave prompts
@@ -310,7 +311,7 @@ def _num_without_target(
         return num_workers
     filling = _filling(demand, max_context, max_num_seqs)
     least_s, best, spread_s = math.inf, num_workers, 0.0
-    for num in range(num_workers, (num_workers - 1) // 2, -1):
+    for num in range(num_workers, (num_workers - 1) // 2, -max(1, num_workers // MAX_STEPS)):
         if num < num_workers and filling > FILLED_SHARE * num:
             continue
         elsewhere = min(away_rate, BUSY_SHARE * (num_workers - num))

@@ -245,7 +245,7 @@ DEMANDS = st.builds(
     lambda num_workers, num_answers, length, away, uncached, local: Demand(
         num_workers, num_answers, float(num_answers * length), away, away * uncached, local
     ),
-    st.integers(1, 8),
+    st.integers(1, 8) | st.just(100),
     st.integers(0, 100),
     st.integers(0, 2000),
     st.floats(0.1, 8.0),
@@ -327,7 +327,7 @@ def test_without_a_target_so_many_hold_answers_that_the_fewest_answers_and_promp
 
     nums = [
         num
-        for num in range(math.ceil(num_workers / 2), num_workers + 1)
+        for num in range(num_workers, math.ceil(num_workers / 2) - 1, -max(1, num_workers // 16))
         if num == num_workers or have_room(demand, max_context, max_num_seqs, num)
     ]
     found = num_holding(costs, max_context, max_num_seqs, demand, num_held)
