@@ -20,7 +20,7 @@ from tandem.launch.supervise.managed_process import ManagedProcess
 from tandem.launch.supervise.network_servers import NetworkEtcd, NetworkNats
 from tandem.launch.supervise.slurm_commands import controller_host
 from tandem.launch.supervise.supervisor import Supervisor, with_free_port
-from tandem.runtime.errors import ServiceError
+from tandem.runtime.errors import ServiceError, TandemError
 from tandem.runtime.local.local_servers import LocalServer
 from tandem.runtime.own_address import ROUTE, address_towards, own_address
 from tandem.runtime.process.reporter import Reporter
@@ -91,7 +91,7 @@ class ServiceSupervisor(Supervisor):
 
     async def _shutdown(self) -> None:
         if self._num_signals and self._turn.hand_over():
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(TimeoutError, TandemError):  # its own end comes in any case
                 await self._until_another_serves()
         await super()._shutdown()
 
