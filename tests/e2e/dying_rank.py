@@ -1,4 +1,4 @@
-"""The process of a rank above 0 that is killed in a handoff: as it is to post, or has posted."""
+"""The process of a rank above 0 that ends in a handoff: as it is to post, or has posted; or stops."""
 
 import os
 import signal
@@ -7,15 +7,16 @@ from tandem.engine.execution import follower
 from tandem.transfer.agents.reactor import HELLO, TransferOrder, TransferReactor
 from tandem.worker.rank_process import serving
 
-WHEN_VARIABLE = "TEST_RANK_DIES"  # before | after
+WHEN_VARIABLE = "TEST_RANK_DIES"  # before | after | stops: inside, without an end
 
 if __name__ == "__main__":
     post = TransferReactor.post
 
     def post_and_die(self: TransferReactor, order: TransferOrder) -> None:
         is_of_handoff = order.operation == "WRITE" and order.notice != HELLO
-        if is_of_handoff and os.environ[WHEN_VARIABLE] == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
+        if is_of_handoff and os.environ[WHEN_VARIABLE] != "after":
+            stops = os.environ[WHEN_VARIABLE] == "stops"
+            os.kill(os.getpid(), signal.SIGSTOP if stops else signal.SIGKILL)
         post(self, order)
         if is_of_handoff:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -74,8 +74,8 @@ async def test_kv_of_one_head_that_two_ranks_have_goes_between_them_all(tmp_path
         await hand_over_between_all(cluster)
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-async def test_a_rank_killed_in_a_handoff_ends_its_worker_and_the_answers_are_the_same(
+@pytest.mark.parametrize("when", ["before", "after", "stops"])
+async def test_a_rank_killed_or_stopped_in_a_handoff_ends_its_worker_and_the_answers_are_the_same(
     cluster: Cluster, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(WHEN_VARIABLE, when)
@@ -98,7 +98,7 @@ async def test_a_rank_killed_in_a_handoff_ends_its_worker_and_the_answers_are_th
 
     await eventually(has_ended)
     assert worker.exit_code == EXIT_DEVICE_LOST
-    assert "was killed by SIGKILL" in worker.log_tail()
+    assert ("was stopped" if when == "stops" else "was killed by SIGKILL") in worker.log_tail()
     await cluster.balanced()
     await cluster.end("p")
     assert remote == await asyncio.gather(*(ask(index, "local") for index in range(6)))
