@@ -1,4 +1,4 @@
-"""The process of a rank above 0 that ends in a handoff: as it is to post, or has posted; or stops."""
+"""A rank above 0 that ends in a handoff, as it is to post or has posted, or that stops there."""
 
 import os
 import signal

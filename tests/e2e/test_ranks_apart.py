@@ -87,7 +87,7 @@ async def test_a_rank_killed_or_stopped_in_a_handoff_ends_its_worker_and_the_ans
     async def ask(index: int, place: str) -> str:
         headers = {"x-tandem-prefill": place}
         answer = await cluster.complete(prompt(index, 90), **options, headers=headers)
-        assert answer.status == 200
+        assert answer.status == 200, answer.body
         return answer.text
 
     remote = await asyncio.gather(*(ask(index, "remote") for index in range(6)))
@@ -97,8 +97,8 @@ async def test_a_rank_killed_or_stopped_in_a_handoff_ends_its_worker_and_the_ans
         return worker.exit_code is not None
 
     await eventually(has_ended)
-    assert worker.exit_code == EXIT_DEVICE_LOST
-    assert ("was stopped" if when == "stops" else "was killed by SIGKILL") in worker.log_tail()
+    reason, log = "was stopped" if when == "stops" else "was killed by SIGKILL", worker.log_tail()
+    assert (worker.exit_code, reason in log) == (EXIT_DEVICE_LOST, True), log
     await cluster.balanced()
     await cluster.end("p")
     assert remote == await asyncio.gather(*(ask(index, "local") for index in range(6)))
