@@ -17,7 +17,7 @@ requeued ${{SLURM_RESTART_COUNT:-0}} times"
 # USR2, of `tandem slurm`: {leaves}
 leave() {{ leaving=1; [ -z "$process" ] || kill -TERM "$process" 2>/dev/null; }}
 # USR1, {notice_s} s before the time is up: a successor is queued first.
-expire() {{ sbatch {successor} "$state/{script}"; leave; }}
+expire() {{ {before}sbatch {successor} "$state/{script}"; leave; }}
 trap leave USR2
 trap expire USR1
 trap 'leaving=1' TERM  # of Slurm, which sends it to all processes
@@ -43,6 +43,11 @@ if [ -z "$leaving" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {requeues} ]; then
 fi
 exit "$code"
 """
+# The nodes of the other service jobs, which one that stands by must not share.
+_OTHERS = """\
+others=$(squeue -h --me -t R -n {names} -o "%i %N" |
+        grep -v "^$SLURM_JOB_ID " | cut -d" " -f2 | paste -sd,)
+    """
 _WAIT = """\
 until [ -s "$state/services.json" ] || [ -n "$leaving" ]; do sleep 0.2; done
 [ -z "$leaving" ] || exit 0
@@ -63,7 +68,9 @@ def _service(deployment: Deployment) -> str:
         what="the service job",
         leaves="the frontend finishes its answers.",
         notice_s=deployment.notice_s,
-        successor='--dependency=singleton --job-name="$SLURM_JOB_NAME"',
+        before=_OTHERS.format(names=f"{deployment.name},{deployment.standby_job}"),
+        successor='--dependency=singleton --job-name="$SLURM_JOB_NAME" '
+        '${others:+--exclude="$others"}',
         script=SERVICE,
         wait="",
         command=shlex.join(command),
@@ -86,6 +93,7 @@ def _worker(deployment: Deployment) -> str:
         what="worker $SLURM_ARRAY_TASK_ID",
         leaves="no new work comes, running answers go on elsewhere.",
         notice_s=deployment.notice_s,
+        before="",
         successor='--array="$SLURM_ARRAY_TASK_ID"',
         script=WORKER,
         wait=_WAIT,

@@ -52,7 +52,10 @@ def test_a_planner_has_a_bound(tmp_path: Path) -> None:
 
 
 class Run:
-    """A script that runs, with programs named sbatch and scontrol that note their words."""
+    """A script that runs, with programs named sbatch and scontrol that note their words.
+
+    That named squeue answers `queue`: a line for each service job.
+    """
 
     def __init__(
         self,
@@ -63,6 +66,7 @@ class Run:
         requeues: int = 3,
         *,
         has_services: bool = True,
+        queue: str = "",
     ) -> None:
         self.state = folder / "the state"
         tools = folder / "tools"
@@ -70,7 +74,9 @@ class Run:
         self._notes = folder / "notes"
         for name in ("sbatch", "scontrol"):
             (tools / name).write_text(f'#!/bin/bash\necho {name} "$@" >> {self._notes}\n')
-            (tools / name).chmod(0o755)
+        (tools / "squeue").write_text(f"#!/bin/bash\nprintf '{queue}'\n")
+        for tool in tools.iterdir():
+            tool.chmod(0o755)
         deployment = deployment_in(self.state, sys.executable, "-c", program, requeues=requeues)
         if not has_services:
             (self.state / "services.json").unlink()
@@ -161,7 +167,7 @@ time.sleep(60)
 def test_a_signal_lets_the_process_leave_and_only_the_limit_brings_a_successor(
     tmp_path: Path, script: str, number: signal.Signals, notes: str
 ) -> None:
-    run = Run(tmp_path, DRAINS, script)
+    run = Run(tmp_path, DRAINS, script, queue="12 one\\n")
     lines: list[str] = []
     line_until("serves", run.process, lines)
     assert run.noted()[0] == os.uname().nodename
@@ -170,6 +176,16 @@ def test_a_signal_lets_the_process_leave_and_only_the_limit_brings_a_successor(
     assert code == 0, out
     assert out.count("leaves at SIGTERM") == 1
     assert run.notes() == ([notes.format(state=run.state)] if notes else [])
+
+
+def test_the_successor_of_a_service_job_keeps_off_the_nodes_of_the_others(tmp_path: Path) -> None:
+    run = Run(tmp_path, DRAINS, SERVICE, queue="12 one\\n120 two\\n7 three\\n")
+    line_until("serves", run.process, [])
+    run.noted()
+    run.process.send_signal(signal.SIGUSR1)
+    assert run.end()[0] == 0
+    words = "sbatch --dependency=singleton --job-name=a-b --exclude=two,three"
+    assert run.notes() == [f"{words} {run.state}/service.sh"]
 
 
 def test_a_term_of_slurm_reaches_the_process_once(tmp_path: Path) -> None:
