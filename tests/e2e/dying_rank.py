@@ -14,11 +14,13 @@ if __name__ == "__main__":
 
     def post_and_die(self: TransferReactor, order: TransferOrder) -> None:
         is_of_handoff = order.operation == "WRITE" and order.notice != HELLO
-        if is_of_handoff and os.environ[WHEN_VARIABLE] != "after":
-            stops = os.environ[WHEN_VARIABLE] == "stops"
-            os.kill(os.getpid(), signal.SIGSTOP if stops else signal.SIGKILL)
+        when = os.environ[WHEN_VARIABLE] if is_of_handoff else "never"
+        if when == "stops":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
         post(self, order)
-        if is_of_handoff:
+        if when == "after":
             os.kill(os.getpid(), signal.SIGKILL)
 
     TransferReactor.post = post_and_die  # type: ignore[method-assign]
