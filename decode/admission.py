@@ -175,7 +175,7 @@ def leaves_tickets(here: PlaceLoad, others: Sequence[PlaceLoad]) -> bool:
 def gets_alike(here: PlaceLoad | None, other: PlaceLoad) -> bool:
     """Return True if frontends may be taken to send `other` as many requests as this worker.
 
-    Where answers stand together on few workers, those without get none.
+    Where few workers hold all answers, those without get none.
     """
     return here is None or here.num_decodes <= ALIKE * (other.num_decodes + 1)
 

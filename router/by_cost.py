@@ -3,6 +3,7 @@
 import numpy as np
 
 from tandem.router.decision import Compared, Known, RoutingDecision
+from tandem.router.holding import num_holding
 from tandem.router.load_table import Flags
 from tandem.router.predict import (
     MAX_SLOWNESS,
@@ -11,7 +12,6 @@ from tandem.router.predict import (
     SURE_SHARE,
     Floats,
     delay_s,
-    num_holding,
 )
 from tandem.runtime.wire.messages import Routed
 
@@ -182,9 +182,9 @@ class ByCost:
         load = self._loads.add(candidates[int(is_shared.argmax())])
         if load.costs is None:
             return None
-        demand = total.demand_at(self._known.clock())
+        rates = total.rates_at(self._known.clock())
         self._num_held = num_held = num_holding(
-            load.costs, load.max_context, load.num_rows, demand, self._num_held
+            load.costs, load.max_context, load.num_rows, total, rates, self._num_held
         )
         if num_held >= total.num_workers:
             return None

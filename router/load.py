@@ -2,24 +2,25 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from msgspec import Struct
 
-from tandem.router.predict import (
-    PLANNED_SHARE,
-    Demand,
-    Pace,
-    PlaceLoad,
-    decode_step_s,
-    nominal_s,
-)
+from tandem.router.predict import PLANNED_SHARE, Pace, PlaceLoad, decode_step_s, nominal_s
 from tandem.runtime.wire.cluster_messages import LoadReport, StepCosts, positions_of
 
 RATE_S = 10.0  # in which the rate of prompts forgets most of what was before
-# Seconds of computing prompts, a second: of those that may be computed elsewhere, of the same had
-# none a cached prefix, and of the others.
-Rates = tuple[float, float, float]
-NO_RATES: Rates = (0.0, 0.0, 0.0)
+
+
+class Rates(NamedTuple):
+    """Seconds of computing prompts, a second."""
+
+    away: float  # of prompts that may be computed elsewhere
+    whole: float  # the same, had none a cached prefix
+    local: float  # of those that are computed where they are answered
+
+
+NO_RATES = Rates(0.0, 0.0, 0.0)
 
 
 class Shared(Struct, gc=False):
@@ -37,11 +38,7 @@ class Shared(Struct, gc=False):
             return self.rates
         left = math.exp((self.rated_at_s - now_s) / RATE_S)
         away, whole, local = self.rates
-        return away * left, whole * left, local * left
-
-    def demand_at(self, now_s: float) -> Demand:
-        """Return what these workers have to do as of `now_s`."""
-        return Demand(self.num_workers, self.num_answers, self.context, *self.rates_at(now_s))
+        return Rates(away * left, whole * left, local * left)
 
     def replace(self, before: "Shared", after: "Shared") -> None:
         """Count some workers as they are now, in place of how they were."""
@@ -54,8 +51,7 @@ class Shared(Struct, gc=False):
             return  # no prompt has come in between
         at_s = max(self.rated_at_s, after.rated_at_s)
         rates = zip(self.rates_at(at_s), after.rates_at(at_s), before.rates_at(at_s), strict=True)
-        away, whole, local = (max(0.0, rate + new - old) for rate, new, old in rates)
-        self.rates = away, whole, local
+        self.rates = Rates(*(max(0.0, rate + new - old) for rate, new, old in rates))
         self.rated_at_s = at_s
 
 
@@ -200,7 +196,7 @@ class InstanceLoad:
             local += compute_s / RATE_S
         else:
             away, whole = away + compute_s / RATE_S, whole + whole_s / RATE_S
-        self.rated = Shared(rates=(away, whole, local), rated_at_s=now_s)
+        self.rated = Shared(rates=Rates(away, whole, local), rated_at_s=now_s)
 
     @property
     def num_decodes(self) -> int:

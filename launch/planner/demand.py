@@ -5,14 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tandem.decode.admission import TYPICAL_TOKENS
-from tandem.router.predict import (
-    FILLED_SHARE,
-    PACKED_SHARE,
-    PlaceLoad,
-    decode_step_s,
-    predict,
-    share_left,
-)
+from tandem.router.holding import FILLED_SHARE, PACKED_SHARE
+from tandem.router.predict import PlaceLoad, decode_step_s, predict, share_left
 from tandem.runtime.wire.cluster_messages import LoadReport, StepCosts, WorkerRole
 
 BUSY_S = 5.0  # in which the share of time with prompts forgets most of what was before

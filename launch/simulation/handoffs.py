@@ -138,15 +138,15 @@ class Handoffs:
         Prompts that just came here, but for this request's, are taken to have come to each that
         answers as many requests.
         """
-        here = place_here(backlog_of(home.scheduler))
         mine = self._homes.setdefault(home, _Home())
         helpers = [each for each in self._helpers if each is not home]
+        here = place_here(backlog_of(home.scheduler)) if helpers else None
         return PrefillSide(
             num_instances=len(helpers),
             queue_connected=True,
             num_queued_jobs=max(self._depth[0], mine.num_unclaimed),
             num_ticket_tokens=max(self._depth[1], mine.num_unclaimed_tokens),
-            here=here if helpers else None,
+            here=here,
             others=self._others(home, here, home.just_come(request_id)),
             transfer=home.transfer,
         )

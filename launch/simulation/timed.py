@@ -4,10 +4,11 @@ python -m tandem.launch.simulation.timed --emulate h100/llama-3.1-8b --workers 4
     --load mix --rate 20 60
 """
 
+import itertools
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tandem.bench.load.metrics import summarize
@@ -16,7 +17,12 @@ from tandem.bench.report.console import say
 from tandem.bench.report.options import option, parse
 from tandem.decode.config import DisaggConfig
 from tandem.launch.simulation.arrivals import CORNERS
-from tandem.launch.simulation.compared import EXIT_FAILED, Comparison, contenders
+from tandem.launch.simulation.compared import (
+    EXIT_FAILED,
+    Comparison,
+    chosen_loads,
+    contenders,
+)
 from tandem.launch.simulation.compared import Options as ComparedOptions
 from tandem.runtime.errors import ConfigError, TandemError
 
@@ -33,8 +39,10 @@ class Options:
 
     emulate: str = option("h100/llama-3.1-8b", "profile of the device, or its file")
     workers: int = option(4, "of every contender", least=2)
-    load: str = option("mix", f"one of {', '.join(CORNERS)}, or the name of the trace")
-    trace: tuple[Path, ...] = option((), "a Mooncake trace to replay")
+    load: tuple[str, ...] = option(
+        (), f"loads, by how they begin (default: all): {', '.join(CORNERS)}, names of traces"
+    )
+    trace: tuple[Path, ...] = option((), "Mooncake traces to replay")
     rate: tuple[float, ...] = option((), "requests/s")
     contender: tuple[str, ...] = option((), "as of the comparison by targets (default: all)")
     max_num_seqs: int = option(128, "batch rows of a worker", least=1)
@@ -46,53 +54,31 @@ class Options:
             raise ConfigError("--rate: one or more rates, in requests/s")
 
 
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """One run of a contender."""
-
-    answer_s: float
-    ttft_ms: float
-    ttft_p99_ms: float
-    itl_p50_ms: float
-    itl_p99_ms: float
-    share_remote: float
-
-
-def timed(comparison: Comparison, name: str, seed: int, rate: float) -> Timed:
-    """Return the latencies of a contender's requests."""
+def timed(comparison: Comparison, name: str, seed: int, rate: float) -> tuple[float, ...]:
+    """Return what the table says of a contender's run, in the order of its last columns."""
     records = comparison.records(name, seed, rate)
     summary = summarize(records, {})
     ttft, itl = summary.latencies_ms["ttft"], summary.latencies_ms["itl"]
-    return Timed(
-        statistics.mean(each.e2el_s for each in records),
-        ttft.mean,
-        ttft.p99,
-        itl.p50,
-        itl.p99,
-        share_remote(summary.prefill_places),
-    )
+    answer_s = statistics.mean(each.e2el_s for each in records)
+    remote = share_remote(summary.prefill_places)
+    return answer_s, ttft.mean, ttft.p99, itl.p50, itl.p99, remote
 
 
 def rows(options: Options) -> Iterator[str]:
-    """Yield a line of the table for each rate and contender: the medians of the seeds."""
-    chosen = ComparedOptions(
-        options.emulate,
-        options.workers,
-        (options.load,),
-        options.trace,
-        options.contender,
-        max_num_seqs=options.max_num_seqs,
-        seconds=options.seconds,
-        seeds=options.seeds,
-    )
-    comparison = Comparison(chosen, options.load, DisaggConfig())
-    for rate in options.rate:
-        for name in contenders(chosen):
+    """Yield a line of the table for each load, rate and contender: the medians of the seeds.
+
+    Raise ConfigError for a load or a contender that is none.
+    """
+    shared = asdict(options)
+    del shared["rate"]
+    chosen = ComparedOptions(**shared)
+    for load in chosen_loads(chosen):
+        comparison = Comparison(chosen, load, DisaggConfig())
+        for rate, name in itertools.product(options.rate, contenders(chosen)):
             runs = [timed(comparison, name, seed + 1, rate) for seed in range(options.seeds)]
-            fields = zip(*map(astuple, runs), strict=True)
-            answer_s, *times_ms, remote = map(statistics.median, fields)
+            answer_s, *times_ms, remote = map(statistics.median, zip(*runs, strict=True))
             cells = [f"{answer_s:.2f}", *(f"{ms:.3g}" for ms in times_ms), f"{remote:.0%}"]
-            yield f"| {' | '.join([options.load, f'{rate:g}', name, *cells])} |"
+            yield f"| {' | '.join([load, f'{rate:g}', name, *cells])} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -51,8 +51,11 @@ class LocalServer(ABC):
     name: str
 
     def __init__(self, run_dir: Path | None = None) -> None:
-        self._own_dir = None if run_dir else TemporaryFolder("server")
-        self._dir = self._own_dir.path if self._own_dir else run_dir or Path()
+        self._own_dir: TemporaryFolder | None = None
+        if run_dir is None:
+            self._own_dir = TemporaryFolder("server")
+            run_dir = self._own_dir.path
+        self._dir = run_dir
         self._store: TemporaryFolder | None = None
         self._child: ChildProcess | None = None
         self._has_address = False

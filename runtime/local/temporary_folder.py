@@ -42,13 +42,11 @@ def _lock(folder: Path) -> int | None:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         return None
-    with contextlib.ExitStack() as stack:
-        stack.callback(os.close, descriptor)
-        if os.fstat(descriptor).st_uid == os.geteuid():
-            with contextlib.suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                stack.pop_all()
-                return descriptor
+    if os.fstat(descriptor).st_uid == os.geteuid():
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+    os.close(descriptor)
     return None
 
 

@@ -423,7 +423,7 @@ def test_a_target_is_missed_by_what_does_not_surely_keep_it() -> None:
 
 
 def test_of_two_places_neither_of_which_surely_keeps_a_target_the_sooner_one_counts() -> None:
-    """What is surely kept here, and what there, is told by the same share of the target."""
+    """The first token has the same share of its target in both places."""
     config = ADAPTIVE.model_copy(update={"ttft_target_ms": 1000.0})
     known = side(here=place(num_decodes=1, waiting=350), others=[place(waiting=250)])
     decision = decide(config, 500, known)  # 950 ms here, 755 there: both within the target
@@ -436,7 +436,7 @@ def test_of_two_places_neither_of_which_surely_keeps_a_target_the_sooner_one_cou
 def test_frontends_send_alike_to_workers_with_about_as_many_answers(
     num_here: int, num_there: int, expected: bool
 ) -> None:
-    """Where answers stand together on few workers, a burst comes to none of the others."""
+    """Where few workers hold all answers, the others get no part of a burst."""
     assert gets_alike(place(num_here), place(num_there)) is expected
 
 

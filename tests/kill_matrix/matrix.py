@@ -41,8 +41,8 @@ def _modules(room: str, *names: str) -> tuple[str, ...]:
 ROOMS = {
     "router": Room(
         _modules(
-            "router", "by_cost", "idle", "in_turn", "kv_index", "load", "load_table", "policy",
-            "predict",
+            "router", "by_cost", "holding", "idle", "in_turn", "kv_index", "load", "load_table",
+            "policy", "predict",
         ),
         ("tests/router",),
     ),

@@ -1,7 +1,5 @@
 """Predicted times of a prompt, against a scheduler's steps counted by hand."""
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -10,22 +8,11 @@ from msgspec.structs import astuple, replace
 
 from tandem.router.predict import (
     ANSWER_WEIGHT,
-    BUSY_SHARE,
-    CHANGE_GAIN,
-    FILLED_SHARE,
     FLOOR_TOKENS,
-    LEAST_FREE,
-    LEAST_FREE_OF_QUEUE,
-    LEAST_SHARE,
-    PACKED_SHARE,
     PLANNED_SHARE,
-    PRESSING_SHARE,
-    SURE_GAIN,
-    Demand,
     Pace,
     PlaceLoad,
     bounding_arrays,
-    num_holding,
     predict,
     scaled,
     share_left,
@@ -100,22 +87,6 @@ def test_none_counts_as_slower_than_a_multiple_of_the_fastest(
         if found is not None:
             assert found[at].tolist() == pytest.approx(factors)
             assert found[1 - at].tolist() == [1.0] * 3
-
-
-def test_answers_with_a_target_stand_together_where_that_leaves_prompts_clearly_more_time() -> None:
-    costs = StepCosts(
-        *((6.4e-3, 5e-6, 4.9e-8), (8e-4, 3.1e-5, 1.5e-9), 0.02, 8192, 512, True),
-        hidden_share=1.0,
-    )
-    answers = 16, 16 * 6000.0  # and their context; steps of 8 ms with four, of 11 with all of them
-    # spread over four workers they leave prompts 3.2 seconds a second, on one of them 3.6
-    assert num_holding(costs, 4e5, 128, Demand(4, *answers, 2.0, 2.04)) == 1
-    assert num_holding(costs, 4e5, 128, Demand(4, *answers, 2.0, 2.2)) == 4, (
-        "elsewhere they are computed whole"
-    )
-    assert num_holding(costs, 4e5, 128, Demand(4, *answers, 0.5, 0.5)) == 4, (
-        "prompts need too little of it"
-    )
 
 
 # Launches take 50 ms of every step with prompts, and 200 ms where they are slow.
@@ -239,118 +210,3 @@ def test_a_prompt_takes_the_time_of_the_steps_that_hold_it(
     assert found.cost_s == pytest.approx(found.first_token_s + weight * compute_s)
     longest_s = max(decode_s, costs.max_step_s, costs.prompt_floor_s)
     assert found.step_s == (min(found.compute_s, longest_s) if num_decodes else 0.0)
-
-
-DEMANDS = st.builds(
-    lambda num_workers, num_answers, length, away, uncached, local: Demand(
-        num_workers, num_answers, float(num_answers * length), away, away * uncached, local
-    ),
-    st.integers(1, 8) | st.just(100),
-    st.integers(0, 100),
-    st.integers(0, 2000),
-    st.floats(0.1, 8.0),
-    st.floats(1.0, 1.5),
-    st.floats(0.0, 2.0),
-)
-
-
-def decodes_s(costs: StepCosts, demand: Demand, num: int) -> float:
-    """A step's, with the answers spread over so many workers."""
-    if not demand.num_answers:
-        return 0.0
-    per_step_s, per_decode_s, per_context_s = costs.decode_s
-    each = math.ceil(demand.num_answers / num)
-    return per_step_s + each * per_decode_s + int(demand.context / num) * per_context_s
-
-
-def have_room(demand: Demand, max_context: float, max_num_seqs: int, num: int) -> bool:
-    by_rows = not max_num_seqs or demand.num_answers <= num * FILLED_SHARE * max_num_seqs
-    return by_rows and demand.context <= num * FILLED_SHARE * max(max_context, 1.0)
-
-
-@settings(max_examples=200, deadline=None)
-@given(LEARNED, st.sampled_from([0.0, 1e4, 1e5]), st.sampled_from([0, 8, 64]), DEMANDS)
-def test_with_a_target_the_fewest_workers_hold_answers_that_have_time_room_and_rows_for_them(
-    learned: StepCosts, max_context: float, max_num_seqs: int, demand: Demand
-) -> None:
-    costs = replace(learned, has_target=True)
-    num_workers = demand.num_workers
-    left = share_left(costs, decodes_s(costs, demand, num_workers))
-    constant_s = costs.decode_s[0]
-    longest_s = PACKED_SHARE * costs.max_step_s
-    variable_s = decodes_s(costs, demand, 1) - constant_s  # of all answers
-    hold = (
-        num
-        for num in range(1, num_workers)
-        if have_room(demand, max_context, max_num_seqs, num)
-        and variable_s <= num * max(longest_s - constant_s, 1e-12)
-    )
-    num_held = next(hold, num_workers)
-    packed_left = num_held * share_left(costs, decodes_s(costs, demand, num_held))
-    uncached = demand.whole_rate / demand.away_rate
-    is_more = num_workers - num_held + packed_left > uncached * SURE_GAIN * num_workers * left
-    presses = demand.away_rate / num_workers > PRESSING_SHARE * left
-    found = num_holding(costs, max_context, max_num_seqs, demand)
-    assert found == (num_held if presses and is_more else num_workers)
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    LEARNED,
-    st.sampled_from([0.0, 1e4, 1e5]),
-    st.sampled_from([0, 8, 64]),
-    DEMANDS,
-    st.integers(0, 8),
-)
-def test_without_a_target_so_many_hold_answers_that_the_fewest_answers_and_prompts_wait(
-    learned: StepCosts, max_context: float, max_num_seqs: int, demand: Demand, num_held: int
-) -> None:
-    costs = replace(learned, has_target=False)
-    num_workers = demand.num_workers
-
-    def queued(num: int, rate: float, busy: float) -> float:  # prompts, of M/M/c
-        used = min(busy / num, 1.0) if num else 0.0
-        free = max(1 - used, LEAST_FREE_OF_QUEUE)
-        return rate * used ** (math.sqrt(2 * num + 2) - 1) / (num * free) if rate > 0 else 0.0
-
-    def waiting(num: int) -> float:
-        elsewhere = min(demand.away_rate, BUSY_SHARE * (num_workers - num))
-        here = demand.away_rate - elsewhere
-        busy = here + demand.local_rate
-        free = max(1 - busy / num, LEAST_FREE)
-        spread_free = max(1 - (demand.away_rate + demand.local_rate) / num_workers, LEAST_FREE)
-        slower = decodes_s(costs, demand, num) / free
-        slower /= max(decodes_s(costs, demand, num_workers) / spread_free, 1e-12)
-        prompts = queued(num, here, busy) + queued(num_workers - num, elsewhere, elsewhere)
-        all_that_wait = ANSWER_WEIGHT * demand.num_answers * slower + prompts
-        return all_that_wait * (1 if num == num_held else CHANGE_GAIN)
-
-    nums = [
-        num
-        for num in range(num_workers, math.ceil(num_workers / 2) - 1, -max(1, num_workers // 16))
-        if num == num_workers or have_room(demand, max_context, max_num_seqs, num)
-    ]
-    found = num_holding(costs, max_context, max_num_seqs, demand, num_held)
-    if not demand.num_answers or demand.away_rate <= LEAST_SHARE * num_workers:
-        assert found == num_workers
-    else:
-        assert found in nums
-        assert waiting(found) == pytest.approx(min(map(waiting, nums)))
-
-
-def test_without_a_target_answers_stand_together_beside_long_prompts_alone() -> None:
-    """By the costs of an 8B model on an H100, with 32 answers of four workers."""
-    costs = StepCosts((6.4e-3, 5e-6, 4.9e-8), (8e-4, 2.1e-5, 8.6e-10), 0.05, 8192, 2048)
-    answers = 32, 32 * 1000.0
-
-    def held(away: float, local: float = 0.0, num_held: int = 0) -> int:
-        return num_holding(costs, 4e5, 128, Demand(4, *answers, away, away, local), num_held)
-
-    assert held(0.15) == 4, "there are hardly any"
-    assert held(0.4) == 3 and held(0.6) == 2
-    assert held(3.6, local=0.5) == 4, "half of the workers have no time for them"
-    assert held(0.4, local=1.5) == 4, "these are computed among the answers in any case"
-    assert held(0.5, num_held=3) == 3 and held(0.5, num_held=2) == 2, "both are as good"
-    crowded = Demand(4, 300, 3e5, 1.5, 1.5)
-    assert num_holding(costs, 4e5, 128, crowded) == 3, "two have 230 rows"
-    assert num_holding(costs, 4e5, 0, crowded) == 2

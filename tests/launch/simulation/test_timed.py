@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem.launch.simulation.timed import TITLES, main
+from tandem.launch.simulation.timed import EXIT_FAILED, TITLES, main
 
 
 def test_without_targets_the_default_s_answers_come_sooner_than_unsplit_beside_long_prompts(
@@ -20,7 +20,9 @@ def test_without_targets_the_default_s_answers_come_sooner_than_unsplit_beside_l
     assert named["unsplit"][-1] == "0%" and named["default"][-1] != "0%"
 
 
-def test_it_needs_a_rate(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_needs_a_rate_and_a_load_that_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--load", "mix"])
     assert "--rate" in capsys.readouterr().err
+    assert main(["--load", "foo", "--rate", "1"]) == EXIT_FAILED
+    assert "--load foo: none of" in "".join(capsys.readouterr())
