@@ -199,7 +199,8 @@ class Followers:
             self._lose(f"rank {error.rank} did not arrive in step {self._num_steps}")
             raise self._error() from error
         except Exception as error:
-            if self.rank.draws_apart:  # it may be that of a connection whose other end is gone
+            # It may be that of a connection whose other end is gone: its watcher says whose.
+            if self.rank.draws_apart or isinstance(error, OSError):
                 self._has_lost.wait(NOTICED_S)
             self._lose(f"rank 0 failed in step {self._num_steps}: {error}")
             raise self._error() from error

@@ -1,7 +1,6 @@
 """The `tandem` command of a worker that loses its device: `losing_worker.py FOLDER ROLE ARGUMENTS`.
 
-It creates the file `computed` in FOLDER with its first step, and every step fails once `lost` is
-there.
+Every step fails once the file `lost` is in FOLDER.
 """
 
 import sys
@@ -17,7 +16,6 @@ if __name__ == "__main__":
     launch = ModelRunner.launch
 
     def launch_or_fail(self: ModelRunner, *args: Any, **options: Any) -> Any:
-        (folder / "computed").touch()
         if (folder / "lost").exists():
             raise DeviceLostError("cpu is lost: CUDA error: an illegal memory access")
         return launch(self, *args, **options)

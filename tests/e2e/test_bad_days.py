@@ -108,24 +108,27 @@ async def test_a_decode_worker_that_loses_its_device_ends_and_its_answers_go_on_
 ) -> None:
     options = {"max_tokens": 600, "ignore_eos": True, "temperature": 0.9, "seed": 5}
     undisturbed = [await cluster.complete([5, last], **options) for last in range(10, 16)]
-    entry = (str(LOSING_WORKER), str(tmp_path))
-    await cluster.start("losing", "decode", entry=entry)
+    await cluster.start("losing", "decode", entry=(str(LOSING_WORKER), str(tmp_path)))
     await cluster.registered("losing")
-    asking = [asyncio.create_task(cluster.complete([5, last], **options)) for last in range(10, 16)]
+    losing = cluster.children["losing"]
 
-    async def has_computed() -> bool:
-        return (tmp_path / "computed").exists()
+    async def ask(index: int) -> None:
+        while losing.exit_code is None:
+            answer = await cluster.complete([5, 10 + index], **options)
+            assert answer.text == undisturbed[index].text
 
-    await eventually(has_computed)
-    (tmp_path / "lost").touch()
-    answers = await asyncio.gather(*asking)
-    assert [answer.text for answer in answers] == [answer.text for answer in undisturbed]
+    async def has_answers() -> bool:
+        return any(
+            status.load.num_running and status.instance.pid == losing.pid
+            for status in await cluster.statuses("decode")
+        )
 
-    async def has_ended() -> bool:
-        return cluster.children["losing"].exit_code is not None
-
-    await eventually(has_ended)
-    assert cluster.children["losing"].exit_code == EXIT_DEVICE_LOST
+    async with asyncio.timeout(120), asyncio.TaskGroup() as group:
+        for index in range(6):
+            group.create_task(ask(index))
+        await eventually(has_answers)
+        (tmp_path / "lost").touch()
+    assert losing.exit_code == EXIT_DEVICE_LOST
     await cluster.end("losing")
     await cluster.ready(1, 1)
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -70,6 +71,21 @@ def test_a_rank_that_ends_or_stops_is_named_and_ends_the_others(
     later = SimpleQueue[DeviceLostError]()
     followers.listen(later.put)  # it is told at once
     assert later.get(timeout=1).message == error.message
+
+
+@pytest.mark.slow
+def test_a_rank_whose_end_is_met_before_it_is_seen_is_named(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [pid] = followers_of(runner).pids
+
+    def end_and_send(channel: socket.socket, data: bytes) -> None:
+        os.kill(pid, signal.SIGKILL)
+        raise BrokenPipeError
+
+    monkeypatch.setattr("tandem.engine.execution.followers.send", end_and_send)
+    with pytest.raises(DeviceLostError, match=rf"rank 1 of 2 \(pid {pid}\) was killed by SIGKILL"):
+        bits_of(runner, 512)
 
 
 @pytest.mark.slow
