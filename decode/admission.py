@@ -27,7 +27,8 @@ CHEAPER = 0.8  # of the cost here: at such a worker a ticket is computed better
 SOONER_HERE = "this worker computes it sooner by now"  # than those that have not claimed it
 LOOK_AGAIN_S = 0.25  # at a ticket that goes on waiting: as often as loads are reported
 ALIKE = 2  # times the answers of another worker, that one may have which gets as many requests
-TYPICAL_TOKENS = 1024  # of a ticket, before it is known
+TYPICAL_TOKENS = 1024  # of a ticket, before one is known
+NUM_IN_MEAN = 8  # tickets, of which their mean length knows most
 MAX_WAYS_GIVEN = 8  # by one ticket
 
 
@@ -158,18 +159,23 @@ def gives_way(
     return waited_ms + first_token_s * 1e3 > config.ttft_target_ms
 
 
-def leaves_tickets(here: PlaceLoad, others: Sequence[PlaceLoad]) -> bool:
+def mean_tokens(mean: float, num_uncached_tokens: int) -> float:
+    """Return the mean length of a worker's tickets after one more; TYPICAL_TOKENS before any."""
+    return mean + (num_uncached_tokens - mean) / NUM_IN_MEAN
+
+
+def leaves_tickets(here: PlaceLoad, others: Sequence[PlaceLoad], num_tokens: float) -> bool:
     """Return True if a worker should leave tickets to one of `others`, who also take them.
 
-    It should where a prompt is clearly less costly there: running answers stand close on few
-    workers, so that others have none. Loads are compared by the costs of this worker, since those
-    that alike workers learned differ.
+    It should where a prompt of `num_tokens`, as its own tickets have, is clearly less costly there:
+    running answers stand close on few workers, so that others have none. Loads are compared by the
+    costs of this worker, since those that alike workers learned differ.
     """
     if not others:
         return False
     alike = (replace(other, costs=here.costs) for other in others)
-    lowest_s = min(predict(other, TYPICAL_TOKENS).cost_s for other in alike)
-    return lowest_s < CHEAPER * predict(here, TYPICAL_TOKENS).cost_s
+    lowest_s = min(predict(other, int(num_tokens)).cost_s for other in alike)
+    return lowest_s < CHEAPER * predict(here, int(num_tokens)).cost_s
 
 
 def gets_alike(here: PlaceLoad | None, other: PlaceLoad) -> bool:

@@ -6,7 +6,13 @@ from collections.abc import Mapping, Set
 
 from msgspec.structs import replace
 
-from tandem.decode.admission import PrefillSide, gets_alike, leaves_tickets
+from tandem.decode.admission import (
+    TYPICAL_TOKENS,
+    PrefillSide,
+    gets_alike,
+    leaves_tickets,
+    mean_tokens,
+)
 from tandem.decode.metrics import DecodeMetrics
 from tandem.decode.transfer_cost import TransferCost
 from tandem.engine.core.engine import Engine
@@ -51,11 +57,13 @@ class PrefillView:
         self._num_reserved_tokens = 0  # of these
         self.num_taken = 0  # those that were claimed or given up; counted on the event loop
         self._num_taken_tokens = 0  # of these
+        self._ticket_tokens = float(TYPICAL_TOKENS)  # the mean of the last ones
 
     def reserved(self, num_tokens: int) -> None:
         """Count a handoff of so many tokens to compute."""
         self.num_reserved += 1
         self._num_reserved_tokens += num_tokens
+        self._ticket_tokens = mean_tokens(self._ticket_tokens, num_tokens)
 
     def taken(self, num_tokens: int) -> None:
         """Count the first claim of a handoff, or its end without one."""
@@ -95,7 +103,7 @@ class PrefillView:
         """Return True if another worker should take the tickets, with `load` on this one."""
         here = place_here(load)
         others = self._other_places(self._helpers(), REPORT_LIFETIME_S, here)
-        return here is not None and leaves_tickets(here, others)
+        return here is not None and leaves_tickets(here, others, self._ticket_tokens)
 
     def _helpers(self, num_tokens: int = 0) -> set[str]:
         """Return the other workers that take this one's tickets of prompts of `num_tokens`."""

@@ -74,14 +74,14 @@ def _num_without_target(
     Answers that share workers with prompts wait for these: a token takes a step of the answers,
     and the share of time that prompts need beside them more. Prompts wait for one another. Those
     that may go elsewhere take up to BUSY_SHARE of the other workers; the rest is computed among
-    answers, so at least half of the workers hold some.
+    answers.
     """
     num_workers = shared.num_workers
     if rates.away <= LEAST_SHARE * num_workers or not shared.num_answers:
         return num_workers
     filling = _filling(shared, max_context, max_num_seqs)
     least_s, best, spread_s = math.inf, num_workers, 0.0
-    for num in range(num_workers, (num_workers - 1) // 2, -max(1, num_workers // MAX_STEPS)):
+    for num in range(num_workers, 0, -max(1, num_workers // MAX_STEPS)):
         if num < num_workers and filling > FILLED_SHARE * num:
             continue
         elsewhere = min(rates.away, BUSY_SHARE * (num_workers - num))

@@ -10,6 +10,7 @@ from tandem.decode.admission import (
     LOOK_AGAIN_S,
     MAX_WAYS_GIVEN,
     SOONER_HERE,
+    TYPICAL_TOKENS,
     PrefillSide,
     decide_again,
     gets_alike,
@@ -17,6 +18,7 @@ from tandem.decode.admission import (
     gives_way,
     leaves_tickets,
     may_wait_s,
+    mean_tokens,
 )
 from tandem.decode.config import DisaggConfig, Policy
 from tandem.decode.decision import Decision
@@ -60,6 +62,7 @@ class _Home:
 
     num_unclaimed: int = 0
     num_unclaimed_tokens: int = 0
+    ticket_tokens: float = TYPICAL_TOKENS  # the mean of the last ones
 
 
 class Handoffs:
@@ -177,6 +180,7 @@ class Handoffs:
         mine = self._homes[home]
         mine.num_unclaimed += 1
         mine.num_unclaimed_tokens += num_uncached
+        mine.ticket_tokens = mean_tokens(mine.ticket_tokens, num_uncached)
         self._queue[ticket] = None
         claim_ms = decision.claim_timeout_ms or config.claim_timeout_ms
         longest_ms = config.handoff_timeout_of(num_uncached)
@@ -250,7 +254,9 @@ class Handoffs:
 
     def _leaves_tickets(self, worker: VirtualWorker) -> bool:
         here = PlaceLoad.of(worker.report())
-        return here is not None and leaves_tickets(here, self._others(worker, here))
+        mine = self._homes.setdefault(worker, _Home())
+        others = self._others(worker, here)
+        return here is not None and leaves_tickets(here, others, mine.ticket_tokens)
 
     def _claim(self, worker: VirtualWorker, ticket: Ticket) -> None:
         del self._queue[ticket]

@@ -371,7 +371,14 @@ def with_target(load: PlaceLoad) -> PlaceLoad:
 def test_tickets_are_left_to_workers_where_they_cost_clearly_less(
     here: PlaceLoad, others: list[PlaceLoad], leaves: bool
 ) -> None:
-    assert leaves_tickets(here, others) is leaves
+    assert leaves_tickets(here, others, 1024) is leaves
+
+
+def test_long_tickets_are_left_to_workers_that_would_first_compute_others() -> None:
+    """Each of the answers here would wait for the whole prompt, which waits once there."""
+    here, others = place(num_decodes=8), [place(waiting=10_000)]
+    assert not leaves_tickets(here, others, 500)
+    assert leaves_tickets(here, others, 4000)
 
 
 @pytest.mark.parametrize(

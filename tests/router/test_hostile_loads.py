@@ -121,7 +121,7 @@ def test_a_place_is_found_whatever_workers_report(
     again = decide_again(config, num_uncached, side, num_cached_tokens=num_cached)
     assert again.place in ("local", "remote") and again.reason
     if side.here is not None:
-        leaves_tickets(side.here, places)
+        leaves_tickets(side.here, places, num_uncached)
         gives_way(config, side.here, num_uncached, 1.0)
 
 

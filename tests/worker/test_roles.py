@@ -205,6 +205,14 @@ async def test_the_loads_of_others_decide_who_takes_tickets(pair: Pair) -> None:
     assert view.leaves_tickets(busy) and not view.leaves_tickets(idle)
     view.on_load(f"load.{other}", encode(busy.report(other, "e", "both")))
     assert not view.leaves_tickets(busy)
+    untargeted = replace(busy, costs=replace(costs, has_target=False))
+    waiting = replace(idle, num_waiting_tokens=20_000)
+    view.on_load(f"load.{other}", encode(waiting.report(other, "e", "both")))
+    assert not view.leaves_tickets(untargeted)
+    for _ in range(8):  # the tickets of this worker are longer than was thought
+        view.reserved(4000)
+    assert view.leaves_tickets(untargeted)
+    view.taken(0)
 
 
 async def test_transfers_are_first_taken_to_have_the_rate_of_the_measured_link(pair: Pair) -> None:
