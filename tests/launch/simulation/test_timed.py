@@ -5,10 +5,11 @@ import pytest
 from tandem.launch.simulation.timed import EXIT_FAILED, TITLES, main
 
 
+@pytest.mark.parametrize(("load", "rate", "share"), [("mix", "50", 0.95), ("long", "18", 0.8)])
 def test_without_targets_the_default_s_answers_come_sooner_than_unsplit_beside_long_prompts(
-    capsys: pytest.CaptureFixture[str],
+    load: str, rate: str, share: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = ["--load", "mix", "--rate", "50", "--seconds", "20", "--seeds", "1"]
+    given = ["--load", load, "--rate", rate, "--seconds", "20", "--seeds", "1"]
     assert main([*given, "--contender", "unsplit", "default"]) == 0
     lines = capsys.readouterr().out.splitlines()
     titles, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines)
@@ -16,7 +17,7 @@ def test_without_targets_the_default_s_answers_come_sooner_than_unsplit_beside_l
     named = {row[2]: row for row in rows}
     assert list(named) == ["unsplit", "default"]
     answers_s = {name: float(row[3]) for name, row in named.items()}
-    assert answers_s["default"] < 0.95 * answers_s["unsplit"]
+    assert answers_s["default"] < share * answers_s["unsplit"]
     assert named["unsplit"][-1] == "0%" and named["default"][-1] != "0%"
 
 
