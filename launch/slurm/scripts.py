@@ -33,6 +33,7 @@ for attempt in 1 2 3; do
     while kill -0 "$process" 2>/dev/null; do wait "$process"; done  # a signal interrupts `wait`
     wait "$process"
     code=$?
+    [ "$code" -ge 0 ] || code=0  # bash 5.2 lost it: the process ended as a signal to leave came
     echo "$(date -u +%FT%TZ) {what} ended with $code"
     case $code in 0 | 2) leaving=1 ;; esac  # 2: a setting is wrong, and would be so again
     [ -z "$leaving" ] || break

@@ -148,7 +148,8 @@ def leave(number, frame):
     sys.exit()
 signal.signal(signal.SIGTERM, leave)
 print("serves", flush=True)
-time.sleep(60)
+while True:
+    time.sleep(0.05)
 """
 
 
