@@ -18,6 +18,7 @@ from tandem.decode.admission import (
     leaves_tickets,
     longest_local,
     may_wait_s,
+    mean_tokens,
     num_missed,
     with_targets,
     without_room,
@@ -379,6 +380,24 @@ def test_long_tickets_are_left_to_workers_that_would_first_compute_others() -> N
     here, others = place(num_decodes=8), [place(waiting=10_000)]
     assert not leaves_tickets(here, others, 500)
     assert leaves_tickets(here, others, 4000)
+
+
+def test_the_mean_length_of_tickets_follows_the_last_ones() -> None:
+    assert mean_tokens(1000.0, 1800) == 1100.0
+    assert mean_tokens(1100.0, 300) == 1000.0
+
+
+def test_a_worker_without_known_costs_gets_as_many_requests_as_any() -> None:
+    assert gets_alike(None, place())
+    assert gets_alike(place(num_decodes=2), place()) and not gets_alike(
+        place(num_decodes=3), place()
+    )
+
+
+@pytest.mark.parametrize("placement", [None, "remote"])
+def test_a_long_prompt_stays_where_no_worker_takes_tickets(placement: PrefillPlace | None) -> None:
+    decision = decide(THRESHOLD, 101, side(num_instances=0), placement=placement)
+    assert (decision.place, decision.cause) == ("local", PlacementCause.NO_PREFILL_WORKER)
 
 
 @pytest.mark.parametrize(
