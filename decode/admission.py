@@ -164,7 +164,7 @@ def mean_tokens(mean: float, num_uncached_tokens: int) -> float:
     return mean + (num_uncached_tokens - mean) / NUM_IN_MEAN
 
 
-def leaves_tickets(here: PlaceLoad, others: Sequence[PlaceLoad], num_tokens: float) -> bool:
+def leaves_tickets(here: PlaceLoad, others: Sequence[PlaceLoad], num_tokens: int) -> bool:
     """Return True if a worker should leave tickets to one of `others`, who also take them.
 
     It should where a prompt of `num_tokens`, as its own tickets have, is clearly less costly there:
@@ -174,8 +174,8 @@ def leaves_tickets(here: PlaceLoad, others: Sequence[PlaceLoad], num_tokens: flo
     if not others:
         return False
     alike = (replace(other, costs=here.costs) for other in others)
-    lowest_s = min(predict(other, int(num_tokens)).cost_s for other in alike)
-    return lowest_s < CHEAPER * predict(here, int(num_tokens)).cost_s
+    lowest_s = min(predict(other, num_tokens).cost_s for other in alike)
+    return lowest_s < CHEAPER * predict(here, num_tokens).cost_s
 
 
 def gets_alike(here: PlaceLoad | None, other: PlaceLoad) -> bool:

@@ -103,7 +103,7 @@ class PrefillView:
         """Return True if another worker should take the tickets, with `load` on this one."""
         here = place_here(load)
         others = self._other_places(self._helpers(), REPORT_LIFETIME_S, here)
-        return here is not None and leaves_tickets(here, others, self._ticket_tokens)
+        return here is not None and leaves_tickets(here, others, int(self._ticket_tokens))
 
     def _helpers(self, num_tokens: int = 0) -> set[str]:
         """Return the other workers that take this one's tickets of prompts of `num_tokens`."""

@@ -254,9 +254,10 @@ class Handoffs:
 
     def _leaves_tickets(self, worker: VirtualWorker) -> bool:
         here = PlaceLoad.of(worker.report())
+        if here is None:
+            return False
         mine = self._homes.setdefault(worker, _Home())
-        others = self._others(worker, here)
-        return here is not None and leaves_tickets(here, others, mine.ticket_tokens)
+        return leaves_tickets(here, self._others(worker, here), int(mine.ticket_tokens))
 
     def _claim(self, worker: VirtualWorker, ticket: Ticket) -> None:
         del self._queue[ticket]

@@ -389,9 +389,8 @@ def test_the_mean_length_of_tickets_follows_the_last_ones() -> None:
 
 def test_a_worker_without_known_costs_gets_as_many_requests_as_any() -> None:
     assert gets_alike(None, place())
-    assert gets_alike(place(num_decodes=2), place()) and not gets_alike(
-        place(num_decodes=3), place()
-    )
+    assert gets_alike(place(num_decodes=2), place())
+    assert not gets_alike(place(num_decodes=3), place())
 
 
 @pytest.mark.parametrize("placement", [None, "remote"])
