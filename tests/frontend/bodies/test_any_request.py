@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 import uvloop
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tandem.frontend.anthropic.requests import Conversing, MessagesRequest
@@ -162,6 +162,7 @@ def surface() -> Iterator[Surface]:
 
 
 @FEW
+@example(("/v1/chat/completions", {"prompt_logprobs": 3}, set()))
 @given(BODIES)
 def test_any_body_gets_an_answer_or_an_error_of_the_caller(
     surface: Surface, case: tuple[str, dict[str, Any], set[str]]

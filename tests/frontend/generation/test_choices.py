@@ -201,14 +201,14 @@ async def test_logprobs_of_a_chat(stack: Stack, stream: bool) -> None:
 
 
 async def scored(request: GenerateRequest, _context: RequestContext, responder: Responder) -> None:
-    """Gives the token at position i of the prompt -i, and to the best of two -i and -100."""
+    """Gives the token at position i of the prompt -i, and -100 to others beside it."""
     ids, num_top = prompt_tokens(request), request.sampling.logprobs or 0
-    rows = range(1, len(ids))
+    rows, others = range(1, len(ids)), range(num_top)
     scores = PromptLogprobs(
         num_top,
         array("f", [-row for row in rows]).tobytes(),
-        pack_tokens([token for row in rows for token in (ids[row], 0)[:num_top]]),
-        array("f", [value for row in rows for value in (-row, -100)[:num_top]]).tobytes(),
+        pack_tokens([token for row in rows for token in (ids[row], *others)[:num_top]]),
+        array("f", [-100 if other else -row for row in rows for other in others]).tobytes(),
     )
     own = [TokenLogprobs(-0.5, [(ids[0], -0.5)][:num_top])]
     has_answer = request.stop.max_tokens > 0

@@ -68,15 +68,17 @@ async def test_every_process_is_watched_while_it_serves() -> None:
     async def nothing() -> None:
         await asyncio.sleep(0)
 
-    def num_watches() -> int:
-        return sum(each.name == "tandem-watch" for each in threading.enumerate())
+    def new_watches() -> set[threading.Thread]:
+        found = {each for each in threading.enumerate() if each.name == "tandem-watch"}
+        return found - before  # one of the test before may still be ending
 
-    before = num_watches()
+    before: set[threading.Thread] = set()
+    before = new_watches()
     running = asyncio.create_task(lifecycle.run(startup=nothing, drain=nothing, stop=nothing))
-    await eventually(lambda: num_watches() == before + 1)
+    await eventually(lambda: len(new_watches()) == 1)
     lifecycle.shut_down("the end of the test")
     await running
-    await eventually(lambda: num_watches() == before)
+    await eventually(lambda: not new_watches())
 
 
 async def test_a_loop_that_waits_for_a_core_stands_in_no_call(
