@@ -120,7 +120,11 @@ class EppServer:
     async def _process(self, messages: Any, context: Any, limit: asyncio.Timeout) -> None:
         """Answer each message. The body has a time to come, and then the answer has its own."""
         request_id, max_body_bytes = new_id(), self._frontend.max_body_bytes
-        self.picker.begin()
+        try:
+            self.picker.begin()
+        except OverloadedError:
+            await anext(aiter(messages), None)  # whose writer would else see a broken stream
+            raise
         exchange = Exchange(request_id, self.picker, self._bodies, max_body_bytes)
         try:
             async for message in messages:
