@@ -182,7 +182,10 @@ class ByCost:
         load = self._loads.add(candidates[int(is_shared.argmax())])
         if load.costs is None:
             return None
-        rates = total.rates_at(self._known.clock())
+        now_s = self._known.clock()
+        # Answers that keep a target lose nothing by standing together until the rate has faded.
+        has_target = load.costs.has_target
+        rates = total.rates_at(now_s) if has_target else total.rates_now(now_s)
         self._num_held = num_held = num_holding(
             load.costs, load.max_context, load.num_rows, total, rates, self._num_held
         )

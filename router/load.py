@@ -10,6 +10,7 @@ from tandem.router.predict import PLANNED_SHARE, Pace, PlaceLoad, decode_step_s,
 from tandem.runtime.wire.cluster_messages import LoadReport, StepCosts, positions_of
 
 RATE_S = 10.0  # in which the rate of prompts forgets most of what was before
+MOST_MISSED = 3.0  # prompts that were due and have not come: by chance in 1 of 20 cases
 
 
 class Rates(NamedTuple):
@@ -18,6 +19,19 @@ class Rates(NamedTuple):
     away: float  # of prompts that may be computed elsewhere
     whole: float  # the same, had none a cached prefix
     local: float  # of those that are computed where they are answered
+    num_away: float = 0.0  # prompts, a second, of `away`
+
+    def after_silence(self, silence_s: float) -> "Rates":
+        """Return what they are at most if none of `away` has come for so many seconds.
+
+        Where prompts come independently of one another, so many of them have no gap this long at
+        a higher rate, but in exp(-MOST_MISSED) of all cases: the load has changed.
+        """
+        num_missed = self.num_away * silence_s
+        if num_missed <= MOST_MISSED:
+            return self
+        left = MOST_MISSED / num_missed
+        return Rates(self.away * left, self.whole * left, self.local, self.num_away * left)
 
 
 NO_RATES = Rates(0.0, 0.0, 0.0)
@@ -31,14 +45,18 @@ class Shared(Struct, gc=False):
     context: float = 0.0  # tokens of all answers
     rates: Rates = NO_RATES  # at `rated_at_s`
     rated_at_s: float = 0.0
+    away_at_s: float = 0.0  # when the last prompt came that may be computed elsewhere
+
+    def rates_now(self, now_s: float) -> Rates:
+        """Return the rates at `now_s`, up to which no other prompt came, as far as that tells."""
+        return self.rates_at(now_s).after_silence(now_s - self.away_at_s)
 
     def rates_at(self, now_s: float) -> Rates:
-        """Return the rates as of `now_s`, if no prompt comes until then."""
+        """Return the mean rates as of `now_s`, if no prompt comes until then."""
         if self.rates == NO_RATES or now_s == self.rated_at_s:
             return self.rates
         left = math.exp((self.rated_at_s - now_s) / RATE_S)
-        away, whole, local = self.rates
-        return Rates(away * left, whole * left, local * left)
+        return Rates(*(rate * left for rate in self.rates))
 
     def replace(self, before: "Shared", after: "Shared") -> None:
         """Count some workers as they are now, in place of how they were."""
@@ -53,6 +71,7 @@ class Shared(Struct, gc=False):
         rates = zip(self.rates_at(at_s), after.rates_at(at_s), before.rates_at(at_s), strict=True)
         self.rates = Rates(*(max(0.0, rate + new - old) for rate, new, old in rates))
         self.rated_at_s = at_s
+        self.away_at_s = max(self.away_at_s, after.away_at_s)
 
 
 @dataclass(slots=True)
@@ -142,7 +161,7 @@ class InstanceLoad:
         num_decodes = self.num_decodes
         context = num_decodes * self.context
         rated = self.rated
-        return Shared(1, num_decodes, context, rated.rates, rated.rated_at_s)
+        return Shared(1, num_decodes, context, rated.rates, rated.rated_at_s, rated.away_at_s)
 
     @property
     def max_context(self) -> int:
@@ -188,7 +207,8 @@ class InstanceLoad:
         if self.costs is None or not self.takes_tickets:
             return
         _, per_token_s, per_position_s = self.costs.prompt_s
-        away, whole, local = self.rated.rates_at(now_s)
+        away, whole, local, num_away = self.rated.rates_at(now_s)
+        away_at_s = self.rated.away_at_s
         num_all = num_cached + num_tokens
         compute_s = num_tokens * per_token_s + positions_of(num_tokens, num_cached) * per_position_s
         whole_s = num_all * per_token_s + positions_of(num_all) * per_position_s
@@ -196,7 +216,9 @@ class InstanceLoad:
             local += compute_s / RATE_S
         else:
             away, whole = away + compute_s / RATE_S, whole + whole_s / RATE_S
-        self.rated = Shared(rates=Rates(away, whole, local), rated_at_s=now_s)
+            num_away, away_at_s = num_away + 1 / RATE_S, now_s
+        rates = Rates(away, whole, local, num_away)
+        self.rated = Shared(rates=rates, rated_at_s=now_s, away_at_s=away_at_s)
 
     @property
     def num_decodes(self) -> int:

@@ -1,7 +1,7 @@
 """Builds of every kernel that serving can pick, for chips that are not here, judged by rules.
 
 `python -m tandem.bench.kernels.builds` prints tables and exits with 1 if a rule is broken;
-`--output docs/kernels.md` puts them into that page.
+`--output docs/lab/kernel-builds.md` puts them into that page.
 """
 
 import importlib
@@ -34,7 +34,7 @@ from tandem.worker.kernel_builds import listen_to_builds
 MODULE = "tandem.bench.kernels.builds"
 ARCHITECTURES = (80, 90, 100)
 NUM_PROCESSES = 2  # each holds a core
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "kernels.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "lab" / "kernel-builds.md"
 BEGIN, END = "<!-- builds: written by bench/kernels/builds.py -->", "<!-- end of builds -->"
 
 VECTOR_BYTES = 16
@@ -197,7 +197,7 @@ def render(builds: Iterable[KernelBuild]) -> str:
         by_arch.setdefault(built.arch, []).append(built)
     lines = []
     for arch, found in by_arch.items():
-        lines += [f"### sm_{arch}", "", f"| {' | '.join(COLUMNS)} |"]
+        lines += [f"## sm_{arch}", "", f"| {' | '.join(COLUMNS)} |"]
         lines += ["|---|---|---|" + "---:|" * 5 + "---|"]
         lines += [f"| {' | '.join(row)} |" for row in _rows(found)]
         lines += [""]

@@ -92,7 +92,7 @@ def test_only_norms_read_before_the_previous_kernel_has_ended(builds: list[Kerne
 @pytest.mark.slow
 def test_the_page_has_the_table_of_these_builds(builds: list[KernelBuild]) -> None:
     assert render(builds) in DOCUMENT.read_text(encoding="utf-8"), (
-        "run python -m tandem.bench.kernels.builds --output docs/kernels.md"
+        "run python -m tandem.bench.kernels.builds --output docs/lab/kernel-builds.md"
     )
 
 

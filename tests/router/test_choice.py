@@ -402,6 +402,24 @@ def test_answers_with_a_target_spread_where_prompts_come_slowly() -> None:
     assert chosen.choose(["a", "b"], [], 10).instance_id == "b", "that was long ago"
 
 
+@pytest.mark.parametrize(
+    ("has_target", "silence_s", "chosen_name"),
+    [(False, 0.2, "a"), (False, 2.0, "b"), (True, 2.0, "a")],
+)
+def test_only_answers_without_a_target_spread_as_soon_as_due_prompts_stay_away(
+    has_target: bool, silence_s: float, chosen_name: str
+) -> None:
+    """Ten prompts a second come, each of 64 ms; steps of 20 ms hardly depend on their answers."""
+    costs = StepCosts((0.02, 1e-4, 0.0), (0.005, 1e-5, 0.0), 0.04, 2048, 512, has_target=has_target)
+    reports = (
+        msgspec.structs.replace(each, role="both")
+        for each in (report("a", costs, 20), report("b", costs, 3))
+    )
+    chosen = pressed(*reports, num_prompts=100)
+    chosen.clock = lambda: 100.0 + silence_s
+    assert chosen.choose(["a", "b"], [], 10).instance_id == chosen_name
+
+
 def test_another_worker_holds_answers_where_those_that_should_have_no_blocks() -> None:
     full = msgspec.structs.replace(report("a", TARGET, 9), num_free_blocks=10)
     chosen = pressed(full, report("b", TARGET))

@@ -5,7 +5,7 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from tandem.router.load import NO_RATES, RATE_S, InstanceLoad, Shared
+from tandem.router.load import NO_RATES, RATE_S, InstanceLoad, Rates, Shared
 from tandem.router.load_table import LoadTable
 from tandem.runtime.wire.cluster_messages import LoadReport, StepCosts
 
@@ -88,7 +88,7 @@ def test_the_rate_of_prompts_fades_and_counts_what_is_not_cached() -> None:
     load.rate_prompt(999, 500, now_s=7.0)
     computed_s, whole_s = 1000 * (1e-4 + 1e-9 * 1000), 1500 * (1e-4 + 1e-9 * 750)
     local_s = 999 * (1e-4 + 1e-9 * 999.5)
-    expected = (computed_s / RATE_S, whole_s / RATE_S, local_s / RATE_S)
+    expected = (computed_s / RATE_S, whole_s / RATE_S, local_s / RATE_S, 1 / RATE_S)
     assert load.rated.rates_at(7.0) == pytest.approx(expected)
     later = [rate / math.e for rate in expected]
     assert load.rated.rates_at(7.0 + RATE_S) == pytest.approx(later)
@@ -99,7 +99,34 @@ def test_the_rate_of_prompts_fades_and_counts_what_is_not_cached() -> None:
     assert Shared().rates_at(1e6) == NO_RATES
     local = reported(replace(REPORT, costs=replace(COSTS, longest_local=9)))
     local.rate_prompt(9, 0, now_s=1.0)
-    assert local.rated.rates_at(1.0) == (0.0, 0.0, pytest.approx(9 * (1e-4 + 4.5e-9) / RATE_S))
+    local_s = 9 * (1e-4 + 4.5e-9)
+    assert local.rated.rates_at(1.0) == (0.0, 0.0, pytest.approx(local_s / RATE_S), 0.0)
+
+
+def test_a_silence_that_no_chance_explains_lowers_the_rate_of_prompts_elsewhere() -> None:
+    """At four prompts a second three are due in 0.75 s; as few as none in 1.5 s, then, at two."""
+    rates = Rates(0.8, 1.2, 0.4, 4.0)
+    assert rates.after_silence(0.75) == rates
+    assert rates.after_silence(1.5) == pytest.approx((0.4, 0.6, 0.4, 2.0))
+    assert NO_RATES.after_silence(1e6) == NO_RATES
+
+
+def test_the_silence_of_several_workers_is_that_since_the_last_prompt_of_any() -> None:
+    report = replace(REPORT, costs=replace(COSTS, longest_local=999))
+    first, second = reported(report), reported(report)
+    for number in range(20):
+        first.rate_prompt(1000, 0, now_s=1.0 + number / 10)
+    second.rate_prompt(1000, 0, now_s=3.5)
+    second.rate_prompt(1, 0, now_s=9.0)
+    total = Shared()
+    total.replace(Shared(), first.sharing())
+    total.replace(Shared(), second.sharing())
+    assert total.away_at_s == 3.5
+    assert total.rates_now(3.6) == total.rates_at(3.6)
+    faded = total.rates_at(9.5)
+    assert total.rates_now(9.5) == faded.after_silence(6.0)
+    assert total.rates_now(9.5).away < 0.6 * faded.away
+    assert total.rates_now(9.5).local == faded.local
 
 
 @pytest.mark.parametrize("changes", [{"role": "decode"}, {"costs": None}])

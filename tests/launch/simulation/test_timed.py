@@ -5,7 +5,9 @@ import pytest
 from tandem.launch.simulation.timed import EXIT_FAILED, TITLES, main
 
 
-@pytest.mark.parametrize(("load", "rate", "share"), [("mix", "50", 0.95), ("long", "18", 0.8)])
+@pytest.mark.parametrize(
+    ("load", "rate", "share"), [("mix", "50", 0.95), ("long", "18", 0.8), ("swinging", "45", 1.0)]
+)
 def test_without_targets_the_default_s_answers_come_sooner_than_unsplit_beside_long_prompts(
     load: str, rate: str, share: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
