@@ -60,8 +60,11 @@ class TrialProcess:
         process, self._process = self._process, None
         await cancel(self._reading)
         if process is not None:
+            assert process.stdin is not None and process.stdout is not None
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
+            process.stdin.close()
+            await process.stdout.read()  # to its end, so that no pipe is left open
             await process.wait()
 
     async def _started(self) -> asyncio.subprocess.Process:
