@@ -182,10 +182,9 @@ class ByCost:
         load = self._loads.add(candidates[int(is_shared.argmax())])
         if load.costs is None:
             return None
-        now_s = self._known.clock()
         # Answers that keep a target lose nothing by standing together until the rate has faded.
-        has_target = load.costs.has_target
-        rates = total.rates_at(now_s) if has_target else total.rates_now(now_s)
+        rates_of = total.rates_at if load.costs.has_target else total.rates_now
+        rates = rates_of(self._known.clock())
         self._num_held = num_held = num_holding(
             load.costs, load.max_context, load.num_rows, total, rates, self._num_held
         )

@@ -56,7 +56,8 @@ class Shared(Struct, gc=False):
         if self.rates == NO_RATES or now_s == self.rated_at_s:
             return self.rates
         left = math.exp((self.rated_at_s - now_s) / RATE_S)
-        return Rates(*(rate * left for rate in self.rates))
+        away, whole, local, num_away = self.rates
+        return Rates(away * left, whole * left, local * left, num_away * left)
 
     def replace(self, before: "Shared", after: "Shared") -> None:
         """Count some workers as they are now, in place of how they were."""
