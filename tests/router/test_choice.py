@@ -417,7 +417,8 @@ def test_only_answers_without_a_target_spread_as_soon_as_due_prompts_stay_away(
     )
     chosen = pressed(*reports, num_prompts=100)
     chosen.clock = lambda: 100.0 + silence_s
-    assert chosen.choose(["a", "b"], [], 10).instance_id == chosen_name
+    found = {chosen.choose(["a", "b"], [], 10).instance_id for _ in range(20)}
+    assert found == {chosen_name}
 
 
 def test_another_worker_holds_answers_where_those_that_should_have_no_blocks() -> None:
